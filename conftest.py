@@ -1,0 +1,25 @@
+"""Rules for every test: what a skip means, and logs that do not slow failures down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+REQUIRE_ALL = os.environ.get("SGLD_TEST_REQUIRE_ALL") == "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With `SGLD_TEST_REQUIRE_ALL=1` a skip is a failure, unless it is for want of a GPU: CI starts
+    every service that the tests need, so a skip there hides a missing one."""
+    report = yield
+    excused = item.get_closest_marker("gpu") is not None or hasattr(report, "wasxfail")
+    if REQUIRE_ALL and report.skipped and not excused:
+        report.outcome = "failed"
+        report.longrepr = f"skipped although everything is required: {report.longrepr}"
+    return report

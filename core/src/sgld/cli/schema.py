@@ -1,0 +1,105 @@
+"""A family's parameters as rows of a table, read from the JSON schema of its pydantic class.
+
+Public: `parameter_rows(entry) -> list[dict]` with name, type, default, range, choices, help.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sgld.api.specs import PipelineSpec
+    from sgld.plugins.resolve import Entry
+
+BOUNDS = (
+    ("minimum", ">= {}"),
+    ("exclusiveMinimum", "> {}"),
+    ("maximum", "<= {}"),
+    ("exclusiveMaximum", "< {}"),
+    ("multipleOf", "multiple of {}"),
+    ("minLength", "at least {} characters"),
+    ("maxLength", "at most {} characters"),
+    ("minItems", "at least {} items"),
+    ("maxItems", "at most {} items"),
+)
+
+
+def parameter_rows(entry: Entry[PipelineSpec]) -> list[dict[str, Any]]:
+    """Every parameter of a pipeline in the order its class declares them."""
+    from sgld.plugins.catalog import load_target
+
+    schema = load_target(entry.spec.params, entry).model_json_schema()
+    shared = schema.get("$defs", {})
+    base = _base_defaults(entry.spec)
+    required = set(schema.get("required", ()))
+    rows: list[dict[str, Any]] = []
+    for name, field in schema.get("properties", {}).items():
+        row = _row(name, field, shared)
+        if name in base:
+            row["default"] = base[name]
+        row["required"] = name in required and name not in base
+        row["default_text"] = "required" if row["required"] else _shown(row["default"])
+        rows.append(row)
+    return rows
+
+
+def _base_defaults(spec: PipelineSpec) -> dict[str, Any]:
+    """What the family's base presets set for every checkpoint."""
+    values: dict[str, Any] = {}
+    for preset in spec.presets:
+        if not preset.repos and not preset.rules:
+            values.update(preset.defaults)
+    return values
+
+
+def _shown(value: Any) -> str:
+    text = "-" if value is None else repr(value)
+    return text if len(text) <= 30 else text[:27] + "..."
+
+
+def _row(name: str, field: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    options = _options(field, shared)
+    choices = [value for option in options for value in _choices(option)]
+    ranges = [text for option in options for text in _bounds(option)]
+    if choices:
+        ranges.insert(0, "one of " + ", ".join(str(value) for value in choices))
+    types = dict.fromkeys(_type(option) for option in options if option.get("type") != "null")
+    return {
+        "name": name,
+        "type": " or ".join(types) or "any",
+        "default": field.get("default"),
+        "range": ", ".join(dict.fromkeys(ranges)),
+        "choices": choices,
+        "optional": any(option.get("type") == "null" for option in options),
+        "help": " ".join(field.get("description", "").split()),
+    }
+
+
+def _options(field: dict[str, Any], shared: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives of a field, with references looked up."""
+    if "$ref" in field:
+        return _options(shared.get(field["$ref"].rpartition("/")[2], {}), shared)
+    alternatives = field.get("anyOf") or field.get("oneOf") or field.get("allOf")
+    if alternatives:
+        return [option for item in alternatives for option in _options(item, shared)]
+    return [field]
+
+
+def _choices(option: dict[str, Any]) -> list[Any]:
+    if "const" in option:
+        return [option["const"]]
+    return list(option.get("enum", ()))
+
+
+def _bounds(option: dict[str, Any]) -> list[str]:
+    return [text.format(option[key]) for key, text in BOUNDS if key in option]
+
+
+def _type(option: dict[str, Any]) -> str:
+    kind = option.get("type")
+    if kind == "array":
+        inner = _type(option["items"]) if isinstance(option.get("items"), dict) else "any"
+        return f"list of {inner}"
+    if isinstance(kind, str):
+        return kind
+    return "choice" if _choices(option) else "any"

@@ -1,0 +1,1 @@
+"""The joint where components are called, and who drives it; see `engine.Engine`."""

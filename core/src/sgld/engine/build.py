@@ -1,0 +1,87 @@
+"""From a plan to a running engine: choose the device, load, bind kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import structlog
+import torch
+
+from sgld.engine.engine import Engine, EngineSettings
+from sgld.engine.kernels import bind_ops
+from sgld.engine.loading import Loader, LoadProgress
+from sgld.engine.pipeline import Pipeline
+from sgld.engine.residency.movers import TorchMover
+from sgld.engine.residency.store import ComponentStore, Mode
+from sgld.messages import Event
+from sgld.platforms.platform import Platform
+from sgld.plugins.catalog import load_target
+from sgld.plugins.choose import choose_platform
+
+if TYPE_CHECKING:
+    from sgld.plan import ModelPlan
+
+log = structlog.get_logger("sgld.engine")
+
+
+def build_engine(
+    plan: ModelPlan,
+    emit: Callable[[Event], None],
+    progress: LoadProgress | None = None,
+) -> Engine:
+    """Load the plan's model on its device and make the engine that runs it."""
+    options, entry = plan.options, plan.recognition.entry
+    platform = open_platform(plan)
+    pipeline_class: type[Pipeline] = load_target(entry.spec.target, entry)
+    modes = cast("Mapping[str, Mode]", plan.residency)
+    loader = Loader(
+        files=plan.files,
+        located=plan.located,
+        device=platform.torch_device,
+        modes=modes,
+        dtypes=choose_dtypes(plan, platform, pipeline_class),
+        ops=bind_ops(plan, platform),
+        dummy=options.load_format == "dummy",
+        allow_pickle=options.allow_pickle,
+        vae_tiling=options.vae_tiling,
+        progress=progress,
+    )
+    loaded = pipeline_class.load(loader)
+    log.info("model loaded", model=plan.files.name, pipeline=entry.spec.id, device=platform.id)
+    return Engine(
+        pipeline=pipeline_class(loaded.parts),
+        validate=plan.params_class.model_validate,
+        store=ComponentStore(loaded.modules, modes, TorchMover(platform.torch_device)),
+        device=platform.torch_device,
+        emit=emit,
+        settings=EngineSettings(options.batching, options.max_running),
+    )
+
+
+def open_platform(plan: ModelPlan) -> Platform:
+    """The platform object for `--device`.
+
+    Raises what `sgld.plugins.choose.choose_platform` raises.
+    """
+    asked, _, index = plan.options.device.partition(":")
+    entry = choose_platform(plan.catalog.platforms.values(), prefer=asked).entry
+    platform_class = load_target(entry.spec.target, entry)
+    return platform_class(int(index)) if index else platform_class()
+
+
+def choose_dtypes(
+    plan: ModelPlan, platform: Platform, pipeline: type[Pipeline]
+) -> dict[str, torch.dtype]:
+    """One precision per component; `auto` is the device's own, except where the family keeps
+    float32 as its reference does."""
+    chosen: dict[str, torch.dtype] = {}
+    for name, where in plan.located.items():
+        word = plan.precisions[name]
+        if word != "auto":
+            chosen[name] = getattr(torch, word)
+        elif where.group in pipeline.float32_groups:
+            chosen[name] = torch.float32
+        else:
+            chosen[name] = platform.default_dtype()
+    return chosen

@@ -1,0 +1,1 @@
+"""Where an engine lives; every executor takes requests and gives events as plain data."""

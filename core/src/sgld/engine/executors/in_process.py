@@ -1,0 +1,101 @@
+"""An engine on a thread of this process: what `sgld generate` and `sgld.load` use."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sgld.api.errors import SgldError
+from sgld.engine.executors.executor import Executor
+from sgld.messages import Event, Request
+
+
+class Drivable(Protocol):
+    """What the executor needs of an engine."""
+
+    def submit(self, request: Request) -> None: ...
+    def cancel(self, request_id: str) -> bool: ...
+    def turn(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class InProcessExecutor(Executor):
+    """Runs an engine on one thread, so that the caller's thread stays free for Ctrl-C and display.
+
+    `build` makes the engine on that thread and is given the function that takes its events.
+    Raises what `build` raises.
+    """
+
+    def __init__(self, build: Callable[[Callable[[Event], None]], Drivable]) -> None:
+        self._events: queue.Queue[Event | BaseException] = queue.Queue()
+        self._wishes: queue.Queue[Callable[[Drivable], object] | None] = queue.Queue()
+        started: queue.Queue[BaseException | None] = queue.Queue()
+        self._thread = threading.Thread(
+            target=self._serve, args=(build, started), name="sgld-engine", daemon=True
+        )
+        self._closed = False
+        self._thread.start()
+        error = started.get()
+        if error is not None:
+            self._thread.join()
+            raise error
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if self._closed:
+            raise SgldError("the model is closed", code="closed")
+        batch = list(requests)
+        self._wishes.put(lambda engine: [engine.submit(request) for request in batch])
+
+    def cancel(self, request_id: str) -> None:
+        self._wishes.put(lambda engine: engine.cancel(request_id))
+
+    def next_event(self, timeout: float | None = None) -> Event | None:
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wishes.put(None)
+        self._thread.join()
+
+    def _serve(
+        self,
+        build: Callable[[Callable[[Event], None]], Drivable],
+        started: queue.Queue[BaseException | None],
+    ) -> None:
+        try:
+            engine = build(self._events.put)
+        except BaseException as error:
+            started.put(error)
+            return
+        self._engine = engine
+        started.put(None)
+        try:
+            self._drive(engine)
+        except BaseException as error:  # the caller's thread must hear of it, whatever it is
+            self._events.put(error)
+        finally:
+            engine.close()
+
+    def _drive(self, engine: Drivable) -> None:
+        busy = False
+        while True:
+            try:
+                # Wishes are taken between two forwards; with nothing to do, wait for one.
+                wish = self._wishes.get(block=not busy)
+            except queue.Empty:
+                busy = engine.turn()
+                continue
+            if wish is None:
+                return
+            wish(engine)
+            busy = True

@@ -1,0 +1,55 @@
+"""Binds the named ops to what was chosen for this device: once, when a model is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from sgld.api.errors import ParameterError, Problem
+from sgld.ops.table import Op, Ops
+from sgld.platforms.platform import Platform
+from sgld.plugins.catalog import load_target
+from sgld.plugins.choose import choose_attention, choose_kernel
+
+if TYPE_CHECKING:
+    from sgld.plan import ModelPlan
+
+log = structlog.get_logger("sgld.kernels")
+
+ATTENTION = "attention."
+
+
+def bind_ops(plan: ModelPlan, platform: Platform) -> Ops:
+    """The op table for a model: a plugin's kernel where one fits, else the torch reference.
+
+    `--attention` names a backend for every role (`all`), or for one (`self`, `cross`); the role
+    beats `all`.
+
+    Raises:
+        FeatureError: a named backend does not fit this device, with the reasons.
+        ParameterError: a role that no op has.
+    """
+    table = Ops.torch()
+    facts = platform.facts()
+    wanted = dict(plan.options.attention)
+    roles = [name.removeprefix(ATTENTION) for name in table if name.startswith(ATTENTION)]
+    unknown = sorted(set(wanted) - {*roles, "all"})
+    if unknown:
+        raise ParameterError(
+            [
+                Problem("attention", name, "no such role.", f"Roles: all, {', '.join(roles)}.")
+                for name in unknown
+            ]
+        )
+    bound: dict[str, Op] = {}
+    for name in table:
+        if name.startswith(ATTENTION):
+            prefer = wanted.get(name.removeprefix(ATTENTION), wanted.get("all", "auto"))
+            choice = choose_attention(plan.catalog.attention.values(), facts, prefer=prefer)
+        else:
+            choice = choose_kernel(plan.catalog.kernels.values(), name, facts)
+        log.debug("kernel chosen", choice=choice.explain())
+        if choice.entry is not None:
+            bound[name] = load_target(choice.target, choice.entry)
+    return table.replace(bound)

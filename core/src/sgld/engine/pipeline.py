@@ -1,0 +1,80 @@
+"""A model family as the engine sees it: how to load its parts and which stages do the work."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from sgld.engine.job import Job
+from sgld.engine.stage import Stage
+
+if TYPE_CHECKING:
+    from sgld.engine.loading import Loader
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What came out of a checkpoint.
+
+    Args:
+        modules: component name → module; reached by calls only.
+        parts: light things a stage uses directly: tokenizers, configurations, sampler factories.
+    """
+
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A job's finished picture or video before it leaves the engine.
+
+    Args:
+        frames: RGB in 0..1, [F, H, W, 3], on any device.
+        fps: frames per second; 0 for an image.
+        latents: the sampler's final latents.
+    """
+
+    kind: Literal["video", "image"]
+    frames: torch.Tensor
+    fps: int
+    latents: torch.Tensor | None = None
+
+
+class Pipeline(ABC):
+    """An ordered list of stages plus the components they need.
+
+    One object serves every request of a model, so it holds no request state.
+    """
+
+    batch_tokens: ClassVar[int] = 0
+    """Rows of different jobs share a forward automatically while it holds at most so many tokens:
+    the size from which one forward fills the device the family is meant for."""
+
+    float32_groups: ClassVar[tuple[str, ...]] = ()
+    """Residency groups that stay float32 when the user leaves the precision to us."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = parts
+
+    @classmethod
+    @abstractmethod
+    def load(cls, loader: Loader) -> Loaded:
+        """Load every component through `loader`, which knows device, precision and weights."""
+
+    @abstractmethod
+    def stages(self, params: Any) -> Sequence[Stage]:
+        """The stages for a request with these parameters, in order."""
+
+    @abstractmethod
+    def media(self, job: Job) -> Media:
+        """The result of a job whose stages have all run."""
+
+    def used(self, job: Job) -> Mapping[str, Any]:
+        """Parameters that the request left to the checkpoint, as they really were; JSON values."""
+        return {}

@@ -1,0 +1,1 @@
+"""Bytes in, bytes out, and what is refused: pictures, videos, names, sidecars. Never torch."""

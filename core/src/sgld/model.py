@@ -1,0 +1,241 @@
+"""The Python way in.
+
+    import sgld
+    with sgld.load("Wan-AI/Wan2.1-T2V-1.3B-Diffusers") as model:
+        video = model.generate(prompt="a red kite over the sea", seed=7)
+        video.frames            # uint8 [F, H, W, 3]
+        video.save("kite.mp4")
+
+`Model.stream` gives events (steps, previews, outputs) as they happen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sgld.api.errors import RequestError
+from sgld.engine.build import build_engine
+from sgld.engine.executors.executor import Executor
+from sgld.engine.executors.in_process import InProcessExecutor
+from sgld.engine.loading import LoadProgress
+from sgld.media.images import load_image
+from sgld.messages import Event, Output, Request
+from sgld.params.merge import Layer, build
+from sgld.params.requests import Prepared, fit_to_images, prepare
+from sgld.params.serving import ServingOptions
+from sgld.plan import ModelPlan, make_plan
+
+if TYPE_CHECKING:
+    from sgld.media.saving import Saved
+
+LAST = ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one prompt became.
+
+    Args:
+        outputs: one per seed, in order.
+        notes: what was adjusted, such as a rounded frame count.
+    """
+
+    request_id: str
+    outputs: tuple[Output, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def frames(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Frames of the first output, RGB uint8 [F, H, W, 3]."""
+        return self.outputs[0].frames
+
+    @property
+    def seed(self) -> int:
+        """Seed of the first output."""
+        return self.outputs[0].seed
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Every parameter really used for the first output."""
+        return self.outputs[0].parameters
+
+    def save(self, path: str | Path, **options: Any) -> list[Saved]:
+        """Write every output; several get a number before the ending.
+
+        `options` are those of `sgld.media.saving.save_output`.
+        """
+        from sgld.media.saving import save_output  # noqa: PLC0415
+
+        path = Path(path)
+        prompt = str(self.parameters.get("prompt", ""))
+        return [
+            save_output(
+                output,
+                folder=path.parent,
+                file_name=path.name,
+                prompt=prompt,
+                count=len(self.outputs),
+                **options,
+            )
+            for output in self.outputs
+        ]
+
+
+class Model:
+    """A loaded model; use it as a context manager, or call `close`."""
+
+    def __init__(self, plan: ModelPlan, executor: Executor) -> None:
+        self.plan = plan
+        self._executor = executor
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    def open(cls, plan: ModelPlan, progress: LoadProgress | None = None) -> Model:
+        """Load a planned model in this process."""
+        return cls(plan, InProcessExecutor(partial(_build, plan, progress)))
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop everything and free the model. Safe to call again."""
+        self._executor.close()
+        self.plan.close()
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request after at most one more step; its last event says so."""
+        self._executor.cancel(request_id)
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Run requests together and give their events until each has ended.
+
+        Leaving the loop early cancels what still runs.
+        """
+        open_ids = {request.id for request in requests}
+        self._executor.submit(requests)
+        try:
+            while open_ids:
+                event = self._executor.next_event()
+                if event is None or event.request_id not in open_ids:
+                    continue
+                if event.kind in LAST:
+                    open_ids.discard(event.request_id)
+                yield event
+        finally:
+            for request_id in open_ids:
+                self._executor.cancel(request_id)
+
+    def requests(
+        self,
+        *,
+        images: Sequence[Any] = (),
+        want_latents: bool = False,
+        **params: Any,
+    ) -> list[tuple[Request, Prepared]]:
+        """Validate `params` (names as in `sgld models show`) into requests, one per prompt.
+
+        `images` are conditioning pictures: uint8 RGB arrays [H, W, 3], PIL images, paths or bytes.
+
+        Raises:
+            ParameterError: listing everything that is wrong; nothing has run.
+        """
+        layers = [Layer("call", params), self.plan.preset_layer]
+        prepared = prepare(self.plan.params_class, layers, images_given=len(images))
+        made: list[tuple[Request, Prepared]] = []
+        for item in prepared:
+            pictures = [_picture(image) for image in (*images, *item.image_paths)]
+            item = fit_to_images(item, [(p.shape[1], p.shape[0]) for p in pictures])
+            request = Request(
+                id=f"request-{next(self._numbers)}",
+                params=item.params.model_dump(mode="json"),
+                seeds=item.seeds,
+                images=tuple(pictures),
+                want_latents=want_latents,
+                preview_every=item.params.preview_every,
+            )
+            made.append((request, item))
+        return made
+
+    def stream(self, *, images: Sequence[Any] = (), **params: Any) -> Iterator[Event]:
+        """Events of a generation as they happen; `preview_every` sends latents on the way."""
+        made = self.requests(images=images, **params)
+        return self.run([request for request, _ in made])
+
+    def generate(
+        self, *, images: Sequence[Any] = (), want_latents: bool = False, **params: Any
+    ) -> Result | list[Result]:
+        """Generate and wait; one `Result`, or a list when `prompt` is a list.
+
+        Raises:
+            ParameterError: wrong parameters, before anything runs.
+            RequestError: the generation failed; with `code`.
+        """
+        made = self.requests(images=images, want_latents=want_latents, **params)
+        outputs: dict[str, list[Output]] = {request.id: [] for request, _ in made}
+        for event in self.run([request for request, _ in made]):
+            if event.output is not None:
+                outputs[event.request_id].append(event.output)
+            if event.kind == "failed":
+                raise RequestError(event.message, code=event.code)
+        results = [
+            Result(
+                request.id,
+                tuple(sorted(outputs[request.id], key=lambda output: output.index)),
+                item.built.notes,
+            )
+            for request, item in made
+        ]
+        return results if isinstance(params.get("prompt"), list | tuple) else results[0]
+
+
+def plan(options: ServingOptions) -> ModelPlan:
+    """Decide how a model is served, without loading it; see `sgld.plan.make_plan`."""
+    return make_plan(options)
+
+
+def load(model_path: str, *, progress: LoadProgress | None = None, **options: Any) -> Model:
+    """Load a model: a folder, a hub id, `tiny:NAME` or `config:NAME`.
+
+    Args:
+        model_path: what to load.
+        progress: told `(component, bytes done, bytes in all)`.
+        options: fields of `sgld.params.serving.ServingOptions`, such as `device`, `dtype`,
+            `residency`, `batching`.
+
+    Raises:
+        UserError: wrong options or model; nothing was loaded.
+    """
+    layer = Layer("call", {"model_path": model_path, **options})
+    made = make_plan(build(ServingOptions, [layer]).params)
+    try:
+        return Model.open(made, progress)
+    except BaseException:
+        made.close()
+        raise
+
+
+def _build(plan: ModelPlan, progress: LoadProgress | None, emit: Any) -> Any:
+    return build_engine(plan, emit, progress)
+
+
+def _picture(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise RequestError(
+                f"images: expected uint8 RGB [H, W, 3], got {image.dtype} {list(image.shape)}.",
+                code="invalid_parameter",
+            )
+        return image
+    if isinstance(image, str | Path | bytes):
+        return load_image(image, field="image_path")
+    return _picture(np.asarray(image.convert("RGB")))

@@ -1,0 +1,1 @@
+"""What users may ask for; one validation for every way in. Torch-free."""

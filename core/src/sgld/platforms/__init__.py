@@ -1,0 +1,1 @@
+"""Device families. `Platform` is what the engine asks; `CpuPlatform` and `CudaPlatform` answer."""

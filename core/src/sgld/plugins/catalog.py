@@ -1,0 +1,257 @@
+"""Everything that plugins bring, resolved: the one object that the rest of the core asks.
+
+Public: `load_catalog(environ, prefer=, strict=) -> Catalog` (used by all), `collect(...)` (the same
+but never fails, for `sgld plugins`), `build(found, ...)` (of named plugins only, for workers and
+tests), `load_target(target, entry)`, `parse_prefer(texts)`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from sgld.api import specs
+from sgld.api.errors import PluginError, SgldError, UserError
+from sgld.api.specs import Failure
+from sgld.plugins.describe import Described, describe, new_manager
+from sgld.plugins.failures import failure, innermost, is_fatal
+from sgld.plugins.find import Discovery, find, name_clash
+from sgld.plugins.match import Evidence, Files, merge_presets
+from sgld.plugins.recognise import Recognition, recognise
+from sgld.plugins.resolve import Entry, Resolved, resolve
+from sgld.plugins.rows import PluginRow, plugin_rows
+
+PREFER: Final = "SGLD_PREFER"
+STRICT: Final = "SGLD_STRICT"
+
+
+class Catalog:
+    """The usable records by kind (id → Entry), the plugins they come from, and what failed."""
+
+    def __init__(
+        self, resolved: Resolved, plugins: Sequence[PluginRow], failures: Sequence[Failure]
+    ) -> None:
+        entries = resolved.entries
+        self.entries = entries
+        self.platforms: Mapping[str, Entry[specs.PlatformSpec]] = entries["platform"]
+        self.pipelines: Mapping[str, Entry[specs.PipelineSpec]] = entries["pipeline"]
+        self.stages: Mapping[str, Entry[specs.StageSpec]] = entries["stage"]
+        self.realtime: Mapping[str, Entry[specs.RealtimeSpec]] = entries["realtime"]
+        self.attention: Mapping[str, Entry[specs.AttentionSpec]] = entries["attention"]
+        self.kernels: Mapping[str, Entry[specs.KernelSpec]] = entries["kernel"]
+        self.caches: Mapping[str, Entry[specs.CacheSpec]] = entries["cache"]
+        self.executors: Mapping[str, Entry[specs.ExecutorSpec]] = entries["executor"]
+        self.postprocessors: Mapping[str, Entry[specs.PostprocessorSpec]] = entries["postprocessor"]
+        self.commands: Mapping[str, Entry[specs.CommandSpec]] = entries["command"]
+        self.routes: Mapping[str, Entry[specs.RouteSpec]] = entries["route"]
+        self.retired = resolved.retired
+        self.plugins = tuple(plugins)
+        self.failures = tuple(failures)
+
+    @property
+    def fatal(self) -> tuple[Failure, ...]:
+        """The failures that are more than notes."""
+        return tuple(row for row in self.failures if is_fatal(row))
+
+    def recognise(self, files: Files, *, pipeline: str = "", model_id: str = "") -> Recognition:
+        """The pipeline that serves a checkpoint.
+
+        Args:
+            files: the resolved model.
+            pipeline: a pipeline id or class name that decides.
+            model_id: a hub id, short name or alias to recognise it by, instead of its own.
+
+        Raises:
+            ModelError: `model_not_recognised` or `model_ambiguous`, listing what was tried.
+            PluginError: the plugin that serves it is broken.
+        """
+        return recognise(self, Evidence(files, model_id), pipeline)
+
+    def preset(
+        self, spec: specs.PipelineSpec, files: Files, *, model_id: str = ""
+    ) -> dict[str, Any]:
+        """Parameter defaults of a checkpoint: the family's base with its own preset on top."""
+        return merge_presets(spec, Evidence(files, model_id)).defaults
+
+    def blueprint(self, name: str, blueprint: str = "") -> tuple[Entry[specs.PipelineSpec], str]:
+        """The pipeline entry and the target of one of its blueprints.
+
+        `name` is a pipeline id, `pipeline:blueprint`, or a blueprint name that only one pipeline
+        has. Raises UserError naming what there is.
+        """
+        name, colon, rest = name.partition(":")
+        blueprint = rest if colon else blueprint
+        entry = self.pipelines.get(name)
+        if entry is None:
+            owners = [row for row in self.pipelines.values() if name in row.spec.blueprints]
+            if len(owners) == 1 and not colon:
+                return owners[0], owners[0].spec.blueprints[name]
+            raise unknown("pipeline", name, self.pipelines)
+        choices = entry.spec.blueprints
+        if not blueprint:
+            names = ", ".join(f"{name}:{choice}" for choice in choices) or "none"
+            raise UserError(
+                f"{name!r} does not say which blueprint.", remedy=f"There are: {names}."
+            )
+        if blueprint not in choices:
+            raise unknown(f"blueprint of pipeline {name!r}", blueprint, choices)
+        return entry, choices[blueprint]
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not there, with the nearest one and all of them."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
+
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    remedy = f"Did you mean {near[0]!r}? " if near else ""
+    remedy += f"There are: {', '.join(names)}." if names else "There are none."
+    return UserError(f"there is no {what} {name!r}.", remedy=remedy)
+
+
+def parse_prefer(texts: Iterable[str]) -> dict[str, str]:
+    """Read `kind:id=distribution` pins; raises UserError for any other form."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        key, equals, dist = text.partition("=")
+        kind, colon, name = key.strip().partition(":")
+        if not (equals and colon and kind and name and dist.strip()):
+            raise UserError(
+                f"--prefer {text!r} is not of the form KIND:ID=DISTRIBUTION.",
+                remedy="For example --prefer pipeline:wan-t2v=sgld-wan.",
+            )
+        pins[f"{kind}:{name}"] = dist.strip()
+    return pins
+
+
+def load_catalog(
+    environ: Mapping[str, str] | None = None,
+    *,
+    prefer: Mapping[str, str] | None = None,
+    strict: bool = False,
+) -> Catalog:
+    """Find, describe and resolve all plugins; a broken one becomes a row in `failures`.
+
+    Raises PluginError for any failure with `strict=True` or SGLD_STRICT=1.
+    """
+    environ = os.environ if environ is None else environ
+    catalog = collect(environ, prefer=prefer)
+    if catalog.fatal and (strict or is_strict(environ)):
+        raise PluginError(
+            "\n".join(str(row) for row in catalog.fatal),
+            failures=catalog.fatal,
+            remedy=f"(strict mode: {STRICT}=1 makes every failure of a plugin an error)",
+        )
+    return catalog
+
+
+def is_strict(environ: Mapping[str, str]) -> bool:
+    """Whether SGLD_STRICT asks that any broken plugin be an error."""
+    return environ.get(STRICT, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def collect(
+    environ: Mapping[str, str],
+    *,
+    prefer: Mapping[str, str] | None = None,
+    path: Sequence[str] | None = None,
+) -> Catalog:
+    """As `load_catalog`, but nothing a plugin does can make it fail."""
+    pins = parse_prefer(text for text in environ.get(PREFER, "").split(",") if text.strip())
+    return build(find(environ, path), {**pins, **(prefer or {})})
+
+
+def build(discovery: Discovery, prefer: Mapping[str, str]) -> Catalog:
+    """Describe and resolve exactly the plugins of a discovery."""
+    manager = new_manager()
+    outcomes = [describe(found, manager) for found in discovery.found]
+    failures = list(discovery.failures)
+    failures += [row.failure for row in outcomes if row.failure is not None]
+    failures += [remark for row in outcomes for remark in row.remarks]
+    usable, clashes = _drop_same_names([row.described for row in outcomes if row.described])
+    usable, unmet = _check_needs(usable)
+    resolved = resolve(usable, prefer)
+    unusable = [*clashes, *unmet]
+    remarks = [*failures, *resolved.failures]
+    rows = plugin_rows(discovery, outcomes, unusable, remarks)
+    return Catalog(resolved, rows, [*remarks, *unusable])
+
+
+def _drop_same_names(rows: Sequence[Described]) -> tuple[list[Described], list[Failure]]:
+    """Set aside plugins whose name another one uses, such as a local and an installed one."""
+    names: dict[str, list[Described]] = {}
+    for row in rows:
+        names.setdefault(row.plugin.name, []).append(row)
+    kept = [same[0] for same in names.values() if len(same) == 1]
+    clashes = [
+        name_clash(row.found, [other.found for other in same])
+        for same in names.values()
+        if len(same) > 1
+        for row in same
+    ]
+    return kept, clashes
+
+
+def _check_needs(rows: Sequence[Described]) -> tuple[list[Described], list[Failure]]:
+    """Set aside plugins that need one that is not usable, and those that need these, and so on."""
+    kept, failures = list(rows), list[Failure]()
+    while True:
+        names = {row.plugin.name for row in kept}
+        unmet = [row for row in kept if not set(row.plugin.needs) <= names]
+        if not unmet:
+            return kept, failures
+        for row in unmet:
+            missing = ", ".join(sorted(set(row.plugin.needs) - names))
+            failures.append(
+                failure(
+                    "SGLD-P009",
+                    row.plugin.name,
+                    f"it needs plugin {missing}, which is not usable here.",
+                    dist=row.found.dist,
+                    version=row.found.version,
+                    hint="`sgld plugins list` says why; install it or mend it.",
+                )
+            )
+        kept = [row for row in kept if row not in unmet]
+
+
+def load_target(target: str, entry: Entry[Any] | None = None) -> Any:
+    """Import what a target `module:attribute` names.
+
+    Raises PluginError (SGLD-P007) telling whether the module is missing, one of its own imports
+    is missing, or the attribute is not there.
+    """
+    module_name, _, path = target.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except (KeyboardInterrupt, SgldError):
+        raise
+    except BaseException as error:
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        own = missing is not None and (module_name + ".").startswith(f"{missing}.")
+        what = f"module {missing!r} is not there" if own else innermost(error)
+        raise _bad_target(target, entry, what, error) from error
+    for part in path.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError as error:
+            what = f"{value!r:.60} has no attribute {part!r}"
+            raise _bad_target(target, entry, what, error) from error
+    return value
+
+
+def _bad_target(
+    target: str, entry: Entry[Any] | None, what: str, error: BaseException
+) -> PluginError:
+    owner = entry or Entry(None, "sgld", "", "")
+    row = failure(
+        "SGLD-P007",
+        owner.plugin,
+        f"target {target!r} cannot be used: {what}.",
+        dist=owner.dist,
+        version=owner.version,
+        cause=innermost(error),
+    )
+    return PluginError(str(row), failures=(row,))

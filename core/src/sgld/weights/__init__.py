@@ -1,0 +1,1 @@
+"""A path or hub id becomes files, and files become modules."""

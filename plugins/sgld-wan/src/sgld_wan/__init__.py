@@ -1,0 +1,1 @@
+"""Wan for sgld; `sgld_wan.plugin` says what is here."""

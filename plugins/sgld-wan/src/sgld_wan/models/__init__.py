@@ -1,0 +1,1 @@
+"""The networks of the Wan families: the denoiser, its configuration and its parts."""

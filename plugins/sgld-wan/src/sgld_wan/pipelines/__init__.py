@@ -1,0 +1,1 @@
+"""Wan's pipelines, each a short list of stages."""

@@ -1,0 +1,1 @@
+"""Stages that only Wan needs."""
