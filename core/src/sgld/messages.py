@@ -29,6 +29,7 @@ class Request:
         images: conditioning images, RGB uint8 [H, W, 3], in the order the user gave them.
         want_latents: keep the final latents of every output.
         preview_every: send denoised latents every so many steps; 0 sends none.
+        profile: write a profiler trace of this request.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Request:
     images: tuple[npt.NDArray[np.uint8], ...] = ()
     want_latents: bool = False
     preview_every: int = 0
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
