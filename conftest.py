@@ -6,7 +6,12 @@ import os
 from collections.abc import Generator
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A busy machine is no fault of the code: tests assert no wall-clock times.
+hypothesis.settings.register_profile("sgld", deadline=None)
+hypothesis.settings.load_profile("sgld")
 
 REQUIRE_ALL = os.environ.get("SGLD_TEST_REQUIRE_ALL") == "1"
 

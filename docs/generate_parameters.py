@@ -53,9 +53,10 @@ same classes, so a value is accepted, refused and reported in the same words eve
   with a note; the result reports the real number. `seconds` is multiplied with `fps` and then
   rounded likewise, so a clip is never longer than asked.
 - **Seeds.** Output i of a request uses seed + i and reports it; made alone with that seed it is the
-  same again. With several prompts the count goes on: output i of prompt j uses
-  seed + j x num_outputs_per_prompt + i. A list has one seed for each output, the same for every
-  prompt, or one for each output of each prompt. Without a seed one is drawn and reported.
+  same again (to the bit on a CPU with `batching: off`; outputs that share a forward round
+  differently, by at most one of 256 levels). With several prompts the count goes on: output i of
+  prompt j uses seed + j x num_outputs_per_prompt + i. A list has one seed for each output, the same
+  for every prompt, or one for each output of each prompt. Without a seed one is drawn and reported.
 - **Guidance** is active exactly when `guidance_scale` is above 1; then each step runs two forwards.
   At 1 and below a negative prompt has no effect. An empty negative prompt is an empty text; leaving
   it out takes the model's own.

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DISTS = {"sgld-core": ROOT / "core", "sgld-wan": ROOT / "plugins" / "sgld-wan"}
-PACKAGES = {"sgld-core": "sgld", "sgld-wan": "sgld_wan"}
+PLUGINS = {path.name: path for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()}
+DISTS = {"sgld-core": ROOT / "core", **PLUGINS}
+PACKAGES = {"sgld-core": "sgld"} | {name: name.replace("-", "_") for name in PLUGINS}
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
 
@@ -127,3 +128,16 @@ def test_core_and_wan_generate_a_video(environment: Callable[[str], Path], tmp_p
         python, "-c", f"import av; print(sum(1 for _ in av.open({str(video)!r}).decode()))"
     )
     assert int(count) == 9
+
+
+def test_every_plugin_installs_beside_the_others(
+    environment: Callable[[str], Path], tmp_path: Path
+) -> None:
+    sgld = environment(" ".join(DISTS)) / "sgld"
+    listed = json.loads(must(sgld, "plugins", "list", "--json"))
+    names = {row["dist"] for row in listed["plugins"]}
+    assert names == set(DISTS)
+    assert all(row["state"] == "ok" for row in listed["plugins"])
+    must(sgld, "generate", "--model-path", "tiny:sana", "--prompt", "a kite",
+         "--num-inference-steps", "2", "--output-path", tmp_path, cwd=tmp_path)  # fmt: skip
+    assert list(tmp_path.glob("*.png"))

@@ -247,7 +247,15 @@ def test_every_problem_is_printed(case: Case):
      (["--output-format", "png"], "png"), (["--dry-run=perhaps"], "must be true or false"),
      (["--image-path", "1", "--image-path", "2", "--image-path", "3"], "3 pictures for one prompt"),
      (["--seed", "1,2,3"], "must have 1"), (["--config", "none.yaml"], "no such file"),
-     (["-x"], "-x")],
+     (["-x"], "-x"), (["--size", ""], "--size=''"), (["--model-id", ""], "--model-id=''"),
+     (["--residency", "nonsense"], "--residency='nonsense': all='nonsense' must be one of"),
+     (["--residency", "="], "must be a table"), (["--prefer", "a=b"], "KIND:ID"),
+     (["--attention", "lateral=sdpa"], "roles: all, self, cross"),
+     (["--output-file-name", "a.mov"], "ends in .mov, which cannot be written. Use .mp4"),
+     (["--output-file-name", "a.json"], "ends in .json"),
+     (["--output-file-name", "a.png", "--num-frames", "5"], "--output-file-name='a.png'"),
+     (["--component-path.vea", "x"], "vea is no component"),
+     (["--drury"], "See `sgld generate --help`")],
 )  # fmt: skip
 def test_wrong_usage(case: Case, arguments: list[str], words: str):
     case.refuses(case("m", "-p", "a", *arguments), words)
@@ -326,7 +334,7 @@ def test_dry_run_shows_plan_and_requests(case: Case):
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
 def test_prompts_from_a_file(case: Case, source: str):
-    text = "one\n\n  two  \r\n\tдва\n"
+    text = "one\n\n  two  \r\n\tдва\rthree\x0cstill\u2028three\n"
     if source == "file":
         case.config("\ufeff" + text, "p.txt")
         result = case("m", "--prompt-file", "p.txt", "--seed", "1")
@@ -334,7 +342,7 @@ def test_prompts_from_a_file(case: Case, source: str):
         result = case("m", "--prompt-file", "-", "--seed", "1", stdin=text)
     assert result.exit_code == 0, result.output
     prompts = [request.params["prompt"] for request in case.models[0].requests]
-    assert prompts == ["one", "two", "два"]
+    assert prompts == ["one", "two", "два", "three\x0cstill\u2028three"]
 
 
 @pytest.mark.parametrize(
@@ -348,6 +356,22 @@ def test_bad_prompt_files(case: Case, arguments: list[str], data: bytes, words: 
     case.refuses(case("m", *arguments, stdin=data), words)
 
 
+def test_a_switch_in_a_file_is_explained(case: Case):
+    name = case.config("dry_run: true\n")
+    case.refuses(case("m", "-p", "a", "--config", name), "is no setting. It is a flag: --dry-run.")
+
+
+def test_what_a_sketch_knows_is_refused_before_the_model_is_written(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "sketch_model", lambda options: Plan(options))
+    result = case("m", "-p", "a", "--fps", "0", "--param", "boundary_ratio=2")
+    case.refuses(result, "error: --fps='0'", "error: --param boundary_ratio='2'")
+    assert not case.plans
+    assert case("m", "-p", "a").exit_code == 0
+    assert len(case.plans) == 1
+
+
 def test_failures_are_counted_and_the_others_done(case: Case):
     result = case("m", "-p", "a", "-p", "fail", "-p", "c")
     assert result.exit_code == 1
@@ -356,11 +380,37 @@ def test_failures_are_counted_and_the_others_done(case: Case):
     assert "1 of 3 requests failed" in result.stderr
 
 
-def test_a_file_that_cannot_be_written_is_a_failure(case: Case):
-    (case.folder / "outputs").write_text("in the way", encoding="utf-8")
-    result = case("m", "-p", "a", "-p", "b")
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_file_that_cannot_be_written_is_a_failure(case: Case, quiet: bool):
+    case.press = lambda: (case.folder / "outputs").write_text("in the way", encoding="utf-8")
+    result = case("m", "-p", "a", "-p", "b", *(["--quiet"] if quiet else []))
     assert result.exit_code == 1
-    assert "2 of 2 requests failed" in result.stderr
+    assert "[2/2] failed" in result.stderr
+    assert "output_path='outputs'" in result.stderr
+    assert ("2 of 2 requests failed" in result.stderr) is not quiet
+
+
+@pytest.mark.parametrize("path", ["taken", "taken/below", "a\0b"])
+def test_a_folder_that_cannot_be_written_is_found_before_anything_runs(case: Case, path: str):
+    (case.folder / "taken").write_text("in the way", encoding="utf-8")
+    case.refuses(case("m", "-p", "a", "--output-path", path), "error: --output-path='")
+
+
+def test_a_folder_without_permission_is_found_before_anything_runs(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    case.refuses(case("m", "-p", "a"), "error: output_path=", "may not be written to")
+
+
+def test_the_home_folder_has_its_short_name(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(case.folder / "home"))
+    (case.folder / "home").mkdir()
+    Image.new("RGB", (32, 32)).save(case.folder / "home" / "p.png")
+    result = case("m", "-p", "a", "--output-path=~/videos", "--image-path=~/p.png")
+    assert result.exit_code == 0, result.output
+    assert not (case.folder / "~").exists()
+    assert Path(result.stdout.strip()).parent == case.folder / "home" / "videos"
 
 
 def test_json_lines(case: Case):

@@ -91,7 +91,7 @@ def steps(reporter: Reporter, total: int) -> None:
 def test_plain_lines_are_few(total: int, lines: int):
     shown: list[str] = []
     steps(PlainReporter(shown.append), total)
-    assert shown[-1] == "[1/1] decode 9.0 s"
+    assert shown[-1] == "[1/1] decode took 9.0 s"
     assert shown[-2] == f"[1/1] denoise {total}/{total} {total / 10:.1f} s"
     assert len(shown) == lines + 1
 

@@ -343,8 +343,8 @@ def test_json_of_a_family_is_clean_though_its_module_prints(tmp_path: Path) -> N
     assert family["id"] == "toy-t2v"
     assert family["claims"]["repos"] == ["toys/one"]
     assert rows["prompt"]["required"] is True
-    assert (rows["steps"]["default"], rows["steps"]["range"]) == (7, ">= 1, <= 100")
-    assert (rows["scale"]["type"], rows["scale"]["range"]) == ("number", "> 0")
+    assert (rows["steps"]["default"], rows["steps"]["range"]) == (7, "a whole number from 1 to 100")
+    assert (rows["scale"]["type"], rows["scale"]["range"]) == ("number", "a finite number above 0")
     assert rows["scale"]["optional"] is True
     assert rows["mode"]["choices"] == ["fast", "good"]
     assert rows["sizes"]["type"] == "list of integer"

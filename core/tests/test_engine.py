@@ -126,16 +126,18 @@ def test_guidance_off_means_one_forward_per_step() -> None:
     assert engine.forwards["transformer"] == 5
     with_negative = outputs(events)["r", 0]
     without = alone("s", guidance_scale=1.0, num_inference_steps=5)
+    assert with_negative.latents is not None
+    assert without.latents is not None
     assert np.array_equal(with_negative.latents, without.latents)
 
 
 def test_auto_batching_stops_at_the_declared_threshold() -> None:
     events: list[Event] = []
-    engine = build(events, batching="auto", max_running=8)
+    modules = toy_modules()
+    engine = build(events, modules, batching="auto", max_running=8)
     # 16 tokens a row and a threshold of 64: four rows at most.
     rows: list[int] = []
-    transformer = engine._store._modules["transformer"]
-    transformer.register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
+    modules["transformer"].register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
     for number in range(6):
         engine.submit(request(str(number), guidance_scale=1.0))
     drain(engine)
@@ -162,7 +164,7 @@ def test_cancel_stops_before_the_next_step_and_frees_state() -> None:
     engine.submit(request("other", num_inference_steps=3))
     while not any(e.kind == "step" and e.step == 2 and e.request_id == "r" for e in events):
         engine.turn()
-    running = next(r for r in engine._ready if r.job.request.id == "r")
+    running = next(r for e, r in engine._ready if e.request.id == "r")
     latents = weakref.ref(running.job.slots.latents)
     steps_before = sum(e.kind == "step" and e.request_id == "r" for e in events)
     assert engine.cancel("r")
@@ -313,6 +315,7 @@ def test_previews_come_at_the_asked_interval() -> None:
     assert [e.step for e in previews] == [2, 4, 6]
     final = outputs(events)["r", 0].latents
     assert previews[-1].latents is not None
+    assert final is not None
     assert np.array_equal(previews[-1].latents, final)
 
 

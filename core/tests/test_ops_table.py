@@ -41,7 +41,7 @@ def test_the_table_cannot_be_written_to() -> None:
 
 def test_torch_table_takes_torch_attention() -> None:
     changed = {name for name, op in Ops.torch().items() if Ops.reference()[name] is not op}
-    assert changed == {"attention.self", "attention.cross"}
+    assert changed == {"attention.self", "attention.cross", "attention.masked"}
 
 
 def test_tables_travel_to_other_processes() -> None:

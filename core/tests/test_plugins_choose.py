@@ -139,7 +139,7 @@ def test_a_tie_is_an_error_that_says_what_to_type() -> None:
     with pytest.raises(FeatureError) as caught:
         choose_attention([twin, NARROW], HOPPER)
     assert "flash3 and twin are equally good" in str(caught.value)
-    assert "--attention-backend flash3" in str(caught.value)
+    assert "--attention flash3" in str(caught.value)
 
 
 @given(st.permutations(ALL), st.sampled_from([CPU, HOPPER, BLACKWELL]), st.booleans())

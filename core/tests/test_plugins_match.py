@@ -228,7 +228,7 @@ def test_a_tie_is_an_error_that_says_how_to_pin() -> None:
     text = str(caught.value)
     assert "one (dist-0" in text
     assert "two (dist-1" in text
-    assert "--pipeline one" in text
+    assert "--pipeline-class-name one" in text
 
 
 # Detectors ---------------------------------------------------------------------------------------

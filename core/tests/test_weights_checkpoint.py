@@ -265,7 +265,7 @@ def test_sharded_variants(tmp_path: Path, index: str) -> None:
     ("names", "code", "words"),
     [
         ([], "checkpoint_incomplete", ["no weights in"]),
-        (["model.fp16.safetensors"], "checkpoint_incomplete", ["fp16", "--model-variant"]),
+        (["model.fp16.safetensors"], "checkpoint_incomplete", ["fp16", "--component-weights-path"]),
         (
             ["a.safetensors", "b.safetensors"],
             "checkpoint_incomplete",

@@ -34,8 +34,10 @@ def sgld_platforms() -> Iterator[PlatformSpec]:
 
 @hookimpl
 def sgld_attention() -> Iterator[AttentionSpec]:
-    """PyTorch's own attention, dense and without a mask, on any device."""
-    yield AttentionSpec(id="sdpa", target="sgld.ops.attention:sdpa_backend")
+    """PyTorch's own attention, dense, with or without a mask of keys, on any device."""
+    yield AttentionSpec(
+        id="sdpa", target="sgld.ops.attention:sdpa_backend", can=frozenset({"mask"})
+    )
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ import numpy.typing as npt
 EventKind = Literal[
     "queued", "started", "stage", "step", "preview", "output", "failed", "cancelled", "done"
 ]
+LAST: Final = ("done", "failed", "cancelled")
+"""Kinds of the last event of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class Request:
         want_latents: keep the final latents of every output.
         preview_every: send denoised latents every so many steps; 0 sends none.
         profile: write a profiler trace of this request.
+        previews: send so many decoded estimates of the result on the way, evenly spaced; fewer when
+            there are fewer steps, none when the family has no way to make them.
+        mask: bool [H, W] of the first image's size, True where it may change; None without one.
     """
 
     id: str
@@ -39,6 +44,8 @@ class Request:
     want_latents: bool = False
     preview_every: int = 0
     profile: bool = False
+    previews: int = 0
+    mask: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,12 @@ class Output:
 class Event:
     """One thing that happened to a request.
 
-    `stage`, `step` (from 1), `total` and `seconds` (since the request started) are filled for
-    `stage` and `step`; `latents` for `preview`; `output` for `output`; `code` and `message` for
-    `failed`. The last event of a request is `failed`, `cancelled` or `done`.
+    `stage`, `step` (from 1) and `total` are filled for `step` and `preview`; `stage` for `stage`
+    and `failed`; a `preview` has `latents`, or `frames` (RGB uint8 [F, H, W, 3], what the result
+    looks like so far; of a clip perhaps one frame); `output` for `output`; `code` and `message` for
+    `failed`.
+    `seconds` are those that a stage took for `stage`, else those since the request was started.
+    The last event of a request is `failed`, `cancelled` or `done`, and there is exactly one.
     """
 
     kind: EventKind
@@ -86,3 +96,4 @@ class Event:
     latents: npt.NDArray[np.float32] | None = None
     code: str = ""
     message: str = ""
+    frames: npt.NDArray[np.uint8] | None = None

@@ -12,7 +12,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sgld.api.errors import RequestError
+from sgld.api.errors import Cancelled, ParameterError, Problem, RequestError
 from sgld.engine.build import build_engine
 from sgld.engine.executors.executor import Executor
 from sgld.engine.executors.in_process import InProcessExecutor
 from sgld.engine.loading import LoadProgress
+from sgld.engine.mailboxes import Mailboxes
 from sgld.media.images import load_image
 from sgld.messages import Event, Output, Request
+from sgld.observe.logs import hand_to_logging
 from sgld.params.merge import Layer, build
 from sgld.params.requests import Prepared, fit_to_images, prepare
 from sgld.params.serving import ServingOptions
@@ -34,8 +38,6 @@ from sgld.plan import ModelPlan, make_plan
 
 if TYPE_CHECKING:
     from sgld.media.saving import Saved
-
-LAST = ("done", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,31 @@ class Result:
 
 
 class Model:
-    """A loaded model; use it as a context manager, or call `close`."""
+    """A loaded model; use it as a context manager, or call `close`.
+
+    Several threads may use one model: their requests run together and each thread gets the events
+    of its own.
+    """
 
     def __init__(self, plan: ModelPlan, executor: Executor) -> None:
         self.plan = plan
         self._executor = executor
+        self._mail = Mailboxes(executor)
         self._numbers = itertools.count(1)
 
     @classmethod
     def open(cls, plan: ModelPlan, progress: LoadProgress | None = None) -> Model:
-        """Load a planned model in this process."""
-        return cls(plan, InProcessExecutor(partial(_build, plan, progress)))
+        """Load a planned model in this process.
+
+        An interrupt (Ctrl-C) ends the loading at its next piece; the plan stays the caller's.
+        """
+        hand_to_logging()
+        watched = _Interruptible(progress)
+        try:
+            return cls(plan, InProcessExecutor(partial(_build, plan, watched)))
+        except BaseException:
+            watched.stop.set()
+            raise
 
     def __enter__(self) -> Model:
         return self
@@ -108,43 +124,44 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Stop everything and free the model. Safe to call again."""
-        self._executor.close()
-        self.plan.close()
+        """Stop everything and free the model: runs of other threads end as cancelled.
+
+        Safe to call again.
+        """
+        try:
+            self._executor.close()
+        finally:
+            self.plan.close()
 
     def cancel(self, request_id: str) -> None:
         """Stop a request after at most one more step; its last event says so."""
         self._executor.cancel(request_id)
 
-    def run(self, requests: Sequence[Request]) -> Iterator[Event]:
+    def run(self, requests: Sequence[Request]) -> Generator[Event]:
         """Run requests together and give their events until each has ended.
 
-        Leaving the loop early cancels what still runs.
+        Leaving the loop early cancels what still runs. Raises ValueError when an id is already
+        open, and the engine's own error when it is lost.
         """
-        open_ids = {request.id for request in requests}
-        self._executor.submit(requests)
+        box = self._mail.submit(requests)
         try:
-            while open_ids:
-                event = self._executor.next_event()
-                if event is None or event.request_id not in open_ids:
-                    continue
-                if event.kind in LAST:
-                    open_ids.discard(event.request_id)
+            while (event := box.next()) is not None:
                 yield event
         finally:
-            for request_id in open_ids:
-                self._executor.cancel(request_id)
+            box.close()
 
     def requests(
         self,
         *,
         images: Sequence[Any] = (),
         want_latents: bool = False,
+        previews: int = 0,
         **params: Any,
     ) -> list[tuple[Request, Prepared]]:
         """Validate `params` (names as in `sgld models show`) into requests, one per prompt.
 
         `images` are conditioning pictures: uint8 RGB arrays [H, W, 3], PIL images, paths or bytes.
+        `previews` decoded estimates of each result are sent on the way.
 
         Raises:
             ParameterError: listing everything that is wrong; nothing has run.
@@ -162,13 +179,17 @@ class Model:
                 images=tuple(pictures),
                 want_latents=want_latents,
                 preview_every=item.params.preview_every,
+                previews=previews,
             )
             made.append((request, item))
         return made
 
-    def stream(self, *, images: Sequence[Any] = (), **params: Any) -> Iterator[Event]:
-        """Events of a generation as they happen; `preview_every` sends latents on the way."""
-        made = self.requests(images=images, **params)
+    def stream(
+        self, *, images: Sequence[Any] = (), previews: int = 0, **params: Any
+    ) -> Generator[Event]:
+        """Events of a generation as they happen. `preview_every` sends latents on the way,
+        `previews` so many pictures of what the result looks like so far (`Event.frames`)."""
+        made = self.requests(images=images, previews=previews, **params)
         return self.run([request for request, _ in made])
 
     def generate(
@@ -178,15 +199,19 @@ class Model:
 
         Raises:
             ParameterError: wrong parameters, before anything runs.
-            RequestError: the generation failed; with `code`.
+            RequestError: a generation failed, with `code`; what else was asked for is cancelled.
+            Cancelled: another thread cancelled it or closed the model.
         """
         made = self.requests(images=images, want_latents=want_latents, **params)
         outputs: dict[str, list[Output]] = {request.id: [] for request, _ in made}
-        for event in self.run([request for request, _ in made]):
-            if event.output is not None:
-                outputs[event.request_id].append(event.output)
-            if event.kind == "failed":
-                raise RequestError(event.message, code=event.code)
+        with closing(self.run([request for request, _ in made])) as events:
+            for event in events:
+                if event.output is not None:
+                    outputs[event.request_id].append(event.output)
+                if event.kind == "failed":
+                    raise RequestError(event.message, code=event.code)
+                if event.kind == "cancelled":
+                    raise Cancelled(f"request {event.request_id} was cancelled")
         results = [
             Result(
                 request.id,
@@ -224,6 +249,21 @@ def load(model_path: str, *, progress: LoadProgress | None = None, **options: An
         raise
 
 
+class _Interruptible:
+    """Load progress that ends the loading once `stop` is set: the thread that loads cannot be
+    interrupted from outside, and would fill memory that nobody wants any more."""
+
+    def __init__(self, progress: LoadProgress | None) -> None:
+        self.stop = threading.Event()
+        self._progress = progress
+
+    def __call__(self, component: str, done: int, total: int) -> None:
+        if self.stop.is_set():
+            raise Cancelled("loading was interrupted")
+        if self._progress is not None:
+            self._progress(component, done, total)
+
+
 def _build(plan: ModelPlan, progress: LoadProgress | None, emit: Any) -> Any:
     return build_engine(plan, emit, progress)
 
@@ -231,11 +271,12 @@ def _build(plan: ModelPlan, progress: LoadProgress | None, emit: Any) -> Any:
 def _picture(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise RequestError(
-                f"images: expected uint8 RGB [H, W, 3], got {image.dtype} {list(image.shape)}.",
-                code="invalid_parameter",
-            )
+            shown = f"{image.dtype} {list(image.shape)}"
+            raise ParameterError([Problem("images", shown, "must be RGB uint8 [H, W, 3].")])
         return image
     if isinstance(image, str | Path | bytes):
         return load_image(image, field="image_path")
+    if not hasattr(image, "convert"):
+        message = "must be an array, a PIL image, a path or bytes."
+        raise ParameterError([Problem("images", type(image).__name__, message)])
     return _picture(np.asarray(image.convert("RGB")))

@@ -3,6 +3,7 @@ which components, what is refused.
 
     plan = make_plan(ServingOptions.model_validate({"model_path": "..."}))
     plan.build(layers)          validated parameters of a request
+    sketch(options)             the parameters of a `tiny:` or `config:` model, before it is written
     plan.describe(params)       memory and schedule, for --dry-run
 
 Torch-free. A plan owns the temporary folder of a `tiny:` or `config:` model; close it after use.
@@ -11,20 +12,25 @@ Torch-free. A plan owns the temporary folder of a `tiny:` or `config:` model; cl
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sgld.api import features
-from sgld.api.errors import FeatureError, UserError
+from sgld.admission import check_components, check_features, check_options
+from sgld.api.errors import UserError
 from sgld.api.specs import PipelineSpec
 from sgld.params.merge import Built, Layer, build
 from sgld.params.sampling import SamplingParams
 from sgld.params.serving import ServingOptions, resolve_residency
 from sgld.plugins.catalog import Catalog, load_catalog, load_target
+from sgld.plugins.match import NameOnly
 from sgld.plugins.recognise import Recognition
+from sgld.plugins.resolve import Entry
 from sgld.weights.complete import check_complete
 from sgld.weights.files import ModelFiles
 from sgld.weights.layout import Located, diffusers_layout
@@ -63,6 +69,11 @@ class ModelPlan:
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
+    def temporary(self) -> bool:
+        """Whether the checkpoint was written for this plan and goes with it."""
+        return self._folder is not None
+
+    @property
     def spec(self) -> PipelineSpec:
         """The chosen pipeline's record."""
         return self.recognition.entry.spec
@@ -83,8 +94,9 @@ class ModelPlan:
 
     def describe(self, params: SamplingParams | None = None) -> dict[str, Any]:
         """What would be loaded and run, as JSON values; reads headers only."""
-        from sgld.memory import memory_plan  # noqa: PLC0415  (may need torch for dummy weights)
+        from sgld.memory import device_bytes, memory_plan  # noqa: PLC0415  (opens every file)
 
+        components = memory_plan(self)
         entry = self.recognition.entry
         plan: dict[str, Any] = {
             "model": self.files.name,
@@ -92,7 +104,8 @@ class ModelPlan:
             "pipeline": entry.spec.id,
             "plugin": f"{entry.dist} {entry.version}".strip(),
             "evidence": self.recognition.evidence,
-            "components": memory_plan(self),
+            "components": components,
+            "device_bytes": device_bytes(components),
         }
         if params is not None:
             plan["request"] = params.model_dump(mode="json")
@@ -108,8 +121,41 @@ class ModelPlan:
             self._folder.cleanup()
 
 
-def make_plan(options: ServingOptions, *, environ: Mapping[str, str] | None = None) -> ModelPlan:
+class Sketch(NamedTuple):
+    """What is known of a model whose checkpoint is still to be written: enough to refuse a request
+    before anything heavy is imported."""
+
+    params_class: type[SamplingParams]
+    preset_layer: Layer
+
+
+def sketch(options: ServingOptions, *, environ: Mapping[str, str] | None = None) -> Sketch | None:
+    """The parameters of a `tiny:` or `config:` model; None for every other model, which is planned
+    without being written. Raises as `make_plan` does for what needs no checkpoint.
+    """
+    if not options.model_path.startswith((TINY, CONFIG)):
+        return None
+    environ = os.environ if environ is None else environ
+    catalog = load_catalog(environ, prefer=options.prefer, strict=options.strict_plugins)
+    entry, _ = _blueprint_of(options, catalog)
+    check_options(options, catalog)
+    check_components(entry.spec, options)
+    known = NameOnly(options.model_id or "")
+    defaults = catalog.preset(entry.spec, known, model_id=options.model_id or "")
+    layer = Layer("preset", defaults, source=entry.spec.id)
+    return Sketch(load_target(entry.spec.params, entry), layer)
+
+
+def make_plan(
+    options: ServingOptions,
+    *,
+    environ: Mapping[str, str] | None = None,
+    isolate: bool = False,
+) -> ModelPlan:
     """Decide how `options.model_path` is served.
+
+    With `isolate` a `tiny:` checkpoint is written by a process of its own, so that this one does
+    not load torch for it.
 
     Raises:
         ModelError: the model is not found, not recognised, ambiguous or incomplete.
@@ -119,7 +165,8 @@ def make_plan(options: ServingOptions, *, environ: Mapping[str, str] | None = No
     """
     environ = os.environ if environ is None else environ
     catalog = load_catalog(environ, prefer=options.prefer, strict=options.strict_plugins)
-    folder = _blueprint(options, catalog)
+    check_options(options, catalog)
+    folder = _blueprint(options, catalog, isolate)
     try:
         return _decide(options, catalog, folder)
     except BaseException:
@@ -129,22 +176,14 @@ def make_plan(options: ServingOptions, *, environ: Mapping[str, str] | None = No
 
 
 def _blueprint(
-    options: ServingOptions, catalog: Catalog
+    options: ServingOptions, catalog: Catalog, isolate: bool
 ) -> tempfile.TemporaryDirectory[str] | None:
     """Write the checkpoint of `tiny:NAME` or `config:NAME` into a temporary folder."""
     path = options.model_path
-    if path.startswith(TINY):
-        entry, target = catalog.blueprint(path.removeprefix(TINY), "tiny")
-    elif path.startswith(CONFIG):
-        entry, target = catalog.blueprint(path.removeprefix(CONFIG))
-        if options.load_format != "dummy":
-            raise UserError(
-                f"model_path={path!r}: this is a configuration without weights.",
-                remedy="Add --load-format dummy to run it with random weights.",
-            )
-    else:
+    if not path.startswith((TINY, CONFIG)):
         return None
-    write = load_target(target, entry)
+    entry, target = _blueprint_of(options, catalog)
+    write = partial(_write_apart, target) if isolate else load_target(target, entry)
     folder = tempfile.TemporaryDirectory(prefix="sgld-")
     try:
         write(_inside(folder, path))
@@ -152,6 +191,38 @@ def _blueprint(
         folder.cleanup()
         raise
     return folder
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from sgld.plugins.catalog import load_target
+load_target(sys.argv[1])(Path(sys.argv[2]))
+"""
+
+
+def _write_apart(target: str, folder: Path) -> None:
+    """Write a checkpoint in another process, which imports what this one should not."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
+    command = [sys.executable, "-c", WRITER, target, str(folder)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        raise UserError(f"the checkpoint {folder.name} could not be written: {last}")
+
+
+def _blueprint_of(options: ServingOptions, catalog: Catalog) -> tuple[Entry[PipelineSpec], str]:
+    """The pipeline and the writing function of a `tiny:` or `config:` path."""
+    path = options.model_path
+    if path.startswith(TINY):
+        return catalog.blueprint(path.removeprefix(TINY), "tiny")
+    found = catalog.blueprint(path.removeprefix(CONFIG))
+    if options.load_format != "dummy":
+        raise UserError(
+            f"model_path={path!r}: this is a configuration without weights.",
+            remedy="Add --load-format dummy to run it with random weights.",
+        )
+    return found
 
 
 def _inside(folder: tempfile.TemporaryDirectory[str], path: str) -> Path:
@@ -169,6 +240,7 @@ def _decide(
         files, pipeline=options.pipeline_class_name or "", model_id=options.model_id or ""
     )
     entry = recognition.entry
+    check_components(entry.spec, options)
     overrides = ComponentOverrides.build(
         options.component_paths, options.component_weights_paths, options.component_precisions
     )
@@ -182,7 +254,7 @@ def _decide(
     residency = resolve_residency(
         options.residency, {name: where.group for name, where in by_name.items()}
     )
-    _refuse(entry.spec, options, residency)
+    check_features(entry.spec, options, residency)
     return ModelPlan(
         options=options,
         catalog=catalog,
@@ -195,30 +267,3 @@ def _decide(
         precisions={name: overrides.precision(name, options.dtype) for name in by_name},
         _folder=folder,
     )
-
-
-def _refuse(spec: PipelineSpec, options: ServingOptions, residency: Mapping[str, str]) -> None:
-    """Refuse, all at once, what the pipeline did not list as a feature."""
-    asked: list[tuple[str, str]] = []
-    for name, mode in residency.items():
-        if mode == "component-offload":
-            asked.append((f"--residency {name}={mode}", features.COMPONENT_OFFLOAD))
-        if mode == "layerwise-offload":
-            asked.append((f"--residency {name}={mode}", features.LAYERWISE_OFFLOAD))
-    if options.load_format == "dummy":
-        asked.append(("--load-format dummy", features.DUMMY_WEIGHTS))
-    if isinstance(options.batching, int) and options.batching > 1:
-        asked.append((f"--batching {options.batching}", features.STEP_BATCHING))
-    if options.vae_tiling:
-        asked.append(("--vae-tiling", features.VAE_TILING))
-    reasons = [
-        f"{flag}: pipeline {spec.id} does not list {feature!r}"
-        for flag, feature in asked
-        if feature not in spec.features
-    ]
-    if reasons:
-        listed = ", ".join(sorted(spec.features)) or "none"
-        raise FeatureError(
-            f"{spec.id} cannot be served like this: " + "; ".join(reasons) + ".",
-            remedy=f"Features of {spec.id}: {listed}.",
-        )

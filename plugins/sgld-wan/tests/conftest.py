@@ -1,8 +1,9 @@
 """Session-wide tiny checkpoints, one folder per variant, built the first time a test asks.
 
 Use `tiny("t2v")`, `tiny("i2v")`, `tiny("t2v_a14b")`, `tiny("i2v_a14b")`, `tiny("ti2v_5b")`,
-`tiny("dmd")` for the diffusers layout and `original("t2v")`, … for the original one. The folders
-are shared: copy one before changing it. `import oracle` works from every test here.
+`tiny("dmd")`, `tiny("dmd_ti2v_5b")`, `tiny("dmd_i2v_a14b")` for the diffusers layout and
+`original("t2v")`, … for the original one. The folders are shared: copy one before changing it.
+`import oracle` works from every test here.
 """
 
 from __future__ import annotations

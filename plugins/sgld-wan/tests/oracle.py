@@ -5,7 +5,9 @@ so that another implementation can start from exactly the same latents.
 
 - `run(folder, …)`: text to video, and image to video when `image` is given; covers Wan 2.1, the
   two-expert 2.2 models and TI2V-5B in both modes.
-- `run_dmd(folder, …)`: FastWan's few-step sampler, re-derived here because diffusers has none.
+- `run_dmd(folder, …)`: FastWan's few-step sampler, re-derived here because diffusers has none;
+  with `image` also TI2V-5B's pinned first frame and the two image-to-video experts.
+- `halve(pipe)`: a pipeline in bfloat16 with diffusers' float32 islands.
 - `picture(width, height)`: a deterministic image for image-to-video tests.
 
 Pipelines are loaded once per folder and kept; they are only read.
@@ -13,6 +15,7 @@ Pipelines are loaded once per folder and kept; they are only read.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from functools import cache
@@ -56,13 +59,14 @@ def run(
     flow_shift: float | None = None,
     seed: int = 0,
     latents: torch.Tensor | None = None,
+    pipe: Any = None,
 ) -> Reference:
-    """Run the diffusers pipeline of `folder` in float32 on the CPU.
+    """Run the diffusers pipeline of `folder` in float32 on the CPU, or `pipe`.
 
     `latents` replaces the noise of `seed`. `flow_shift` replaces the shift of the checkpoint's
     scheduler. Guidance 1 or less means a single forward pass per step.
     """
-    pipe = pipeline(folder, image is not None)
+    pipe = pipe or pipeline(folder, image is not None)
     start = noise(folder, height, width, num_frames, seed) if latents is None else latents
     arguments: dict[str, Any] = {"image": image} if image is not None else {}
     if last_image is not None:
@@ -89,6 +93,7 @@ def run_dmd(
     folder: Path,
     *,
     prompt: str,
+    image: Image.Image | None = None,
     height: int = 32,
     width: int = 48,
     num_frames: int = 9,
@@ -96,15 +101,19 @@ def run_dmd(
     shift: float = 8.0,
     seed: int = 0,
 ) -> Reference:
-    """Few-step distribution-matching sampling on diffusers' transformer, without guidance.
+    """Few-step distribution-matching sampling on diffusers' transformers, without guidance.
 
     Draws from one CPU generator, in this order, all float32 of the latents' shape: the starting
     noise, then one fresh noise after every step but the last. For a step value t the level σ is
     the nearest entry (by 1000·σ) of the shifted 1000-entry table, and the transformer gets t
     itself as its timestep. x0 = x - σ·v is computed in float64 and rounded to float32; then
     x = (1 - σ')·x0 + σ'·ε with σ' of the next step value. The last x0 is the result.
+
+    With an image the condition is diffusers' own (`prepare_latents` of its image pipeline):
+    channels beside the latents, or, with per-token times, a first frame that replaces the latents'
+    and stands at time zero. Two experts are split at `boundary_ratio`.
     """
-    pipe = pipeline(folder, False)
+    pipe = pipeline(folder, image is not None)
     generator = torch.Generator("cpu").manual_seed(seed)
     shape = latent_shape(folder, height, width, num_frames)
     sigmas = [nearest_sigma(step, shift) for step in steps]
@@ -112,11 +121,15 @@ def run_dmd(
         embeds, _ = pipe.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=512
         )
+        condition, mask = _dmd_condition(pipe, image, shape, height, width, num_frames)
         sample = torch.randn(shape, generator=generator, dtype=torch.float32)
         for index, step in enumerate(steps):
-            velocity = pipe.transformer(
-                hidden_states=sample,
-                timestep=_dmd_timestep(pipe, step, sample),
+            shown = sample if mask is None else (1 - mask) * condition + mask * sample
+            if condition is not None and mask is None:
+                shown = torch.cat([sample, condition], 1)
+            velocity = _expert(pipe, step)(
+                hidden_states=shown,
+                timestep=_dmd_timestep(pipe, step, sample, mask),
                 encoder_hidden_states=embeds,
                 return_dict=False,
             )[0]
@@ -126,7 +139,51 @@ def run_dmd(
                 continue
             fresh = torch.randn(shape, generator=generator, dtype=torch.float32)
             sample = (1 - sigmas[index + 1]) * clean + sigmas[index + 1] * fresh
+        if mask is not None:
+            sample = (1 - mask) * condition + mask * sample
     return Reference(sample, decode(pipe, sample))
+
+
+def _expert(pipe: Any, step: int) -> Any:
+    boundary = pipe.config.boundary_ratio
+    low = boundary is not None and step < boundary * 1000
+    return pipe.transformer_2 if low else pipe.transformer
+
+
+def _dmd_condition(
+    pipe: Any,
+    image: Image.Image | None,
+    shape: tuple[int, ...],
+    height: int,
+    width: int,
+    num_frames: int,
+) -> tuple[Any, Any]:
+    """The condition of diffusers' image pipeline, and its mask where it replaces latents."""
+    if image is None:
+        return None, None
+    pixels = pipe.video_processor.preprocess(image, height=height, width=width).float()
+    _, *found = pipe.prepare_latents(
+        pixels, 1, shape[1], height, width, num_frames, torch.float32, torch.device("cpu"),
+        latents=torch.zeros(shape),
+    )  # fmt: skip
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def halve(pipe: Any) -> Any:
+    """A pipeline of the same parts in bfloat16; what diffusers keeps in float32 stays so, and so
+    does the VAE. The given pipeline is left alone."""
+    parts = dict(pipe.components)
+    for name, part in parts.items():
+        if isinstance(part, torch.nn.Module) and name not in ("vae", "image_encoder"):
+            kept = getattr(part, "_keep_in_fp32_modules", None) or ()
+            parts[name] = copy.deepcopy(part)
+            for key, tensor in parts[name].named_parameters():
+                if not set(kept) & set(key.split(".")):
+                    tensor.data = tensor.data.to(torch.bfloat16)
+    scalars = {name: pipe.config[name] for name in ("boundary_ratio", "expand_timesteps")}
+    half = type(pipe)(**parts, **scalars)
+    half.set_progress_bar_config(disable=True)
+    return half
 
 
 def nearest_sigma(step: float, shift: float) -> float:
@@ -243,9 +300,11 @@ def picture(width: int = 48, height: int = 32) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def _dmd_timestep(pipe: Any, step: int, sample: torch.Tensor) -> torch.Tensor:
+def _dmd_timestep(pipe: Any, step: int, sample: torch.Tensor, mask: Any) -> torch.Tensor:
     time = torch.full((1,), float(step))
     if not pipe.config.expand_timesteps:
         return time
     frames, height, width = sample.shape[2:]
-    return time[:, None].expand(1, frames * (height // 2) * (width // 2))
+    if mask is None:
+        return time[:, None].expand(1, frames * (height // 2) * (width // 2))
+    return (mask[0][0][:, ::2, ::2] * time).flatten()[None]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from sgld.cli.settings import Settings
 
 generate = typer.Typer(add_completion=False)
+
+PATIENCE: Final = 1.0
+"""Seconds that a second Ctrl-C waits for the model to close in good order."""
 
 SWITCHES: Final = (
     "config", "param", "prompt_file", "print_config", "dry_run", "quiet", "json", *SIZES,
@@ -82,6 +86,7 @@ def _generate(
     Settings come from flags, SGLD_<NAME> variables, --config and the model, in this order.
     Parts of a checkpoint are replaced with --component-path.NAME and --component-weights-path.NAME.
     """
+    running = set(threading.enumerate())
     shortcuts = {"480p": size_480p, "720p": size_720p, "1080p": size_1080p, "2k": size_2k,
                  "4k": size_4k}  # fmt: skip
     try:
@@ -104,6 +109,7 @@ def _generate(
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
+        _leave(running)
         raise typer.Exit(130) from None
     if code:
         raise typer.Exit(code)
@@ -114,6 +120,13 @@ def plan_model(options: ServingOptions) -> Any:
     from sgld.plan import make_plan
 
     return make_plan(options)
+
+
+def sketch_model(options: ServingOptions) -> Any:
+    """The parameters of a model that planning would have to write first, or None."""
+    from sgld.plan import sketch
+
+    return sketch(options)
 
 
 def open_model(plan: Any, progress: Callable[[str, int, int], None]) -> Any:
@@ -155,7 +168,7 @@ def _layers(
     if prompt_file is not None and values.get("prompt"):
         message = "cannot be used together with --prompt."
         problems.append(Problem("--prompt-file", prompt_file, message, "Give one of them."))
-    sizes = [*sizes, *([values["size"]] if values.get("size") else [])]
+    sizes = [*sizes, *([values["size"]] if values.get("size") is not None else [])]
     if len(sizes) > 1:
         problems.append(Problem("--size", " ".join(sizes), "are several sizes.", "Give one."))
     if problems:
@@ -176,13 +189,43 @@ def _run(
     from sgld.cli import showing
     from sgld.cli.settings import gather
 
-    settings = gather(layers, plan_model, SWITCHES)
+    settings = gather(layers, plan_model, SWITCHES, sketch=sketch_model)
     with closing(settings.plan):
         if print_config or dry_run:
             show = showing.config if print_config else showing.dry_run
             typer.echo(show(settings, as_json=as_json))
             return 0
         return _generate_all(settings, quiet=quiet, as_json=as_json)
+
+
+@contextmanager
+def _opened(plan: Any, progress: Callable[[str, int, int], None]) -> Iterator[Any]:
+    """A loaded model, closed in the end; after Ctrl-C without waiting for a long forward."""
+    model = open_model(plan, progress)
+    try:
+        yield model
+    except KeyboardInterrupt:
+        closing_thread = threading.Thread(target=model.close, name="sgld-close", daemon=True)
+        closing_thread.start()
+        closing_thread.join(PATIENCE)
+        raise
+    except BaseException:
+        model.close()
+        raise
+    model.close()
+
+
+def _leave(before: set[threading.Thread]) -> None:
+    """End the process now when an engine of this run is still busy.
+
+    A thread that loads or computes cannot be interrupted from outside, and when the interpreter
+    takes it down the process aborts. Everything else has been cleaned up on the way here.
+    """
+    busy = [thread for thread in set(threading.enumerate()) - before if thread.daemon]
+    if any(thread.name in ("sgld-engine", "sgld-close") for thread in busy):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def _generate_all(settings: Settings, *, quiet: bool, as_json: bool) -> int:
@@ -194,7 +237,7 @@ def _generate_all(settings: Settings, *, quiet: bool, as_json: bool) -> int:
     with make_reporter(console, quiet=quiet, total=len(settings.requests)) as reporter:
         for note in settings.notes:
             reporter.say(f"note: {note}")
-        with closing(open_model(settings.plan, reporter.loading)) as model:
+        with _opened(settings.plan, reporter.loading) as model:
             tally = Run(settings, reporter, as_json=as_json).drive(model)
         total = len(settings.requests)
         if tally.failed and total > 1:

@@ -21,6 +21,7 @@ from sgld.cli.light import LightGroup
 
 COMMANDS: Final = {
     "generate": ("sgld.cli.generate:generate", "Make videos or images from prompts."),
+    "serve": ("sgld.cli.serve:serve", "Serve a model over HTTP."),
     "plugins": ("sgld.cli.plugins:app", "Show what plugins bring and why one is not usable."),
     "models": ("sgld.cli.models:app", "Show which models are served and their parameters."),
 }

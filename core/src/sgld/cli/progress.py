@@ -39,6 +39,10 @@ class Reporter(AbstractContextManager["Reporter"]):
     def say(self, text: str) -> None:
         """Show one line that stays."""
 
+    def fail(self, text: str) -> None:
+        """Show that something failed; never kept quiet."""
+        typer.echo(text, err=True)
+
     def result(self, text: str) -> None:
         """Write one line of results to standard output."""
         typer.echo(text)
@@ -63,6 +67,10 @@ class PlainReporter(Reporter):
         """The line as it is."""
         self._write(text)
 
+    def fail(self, text: str) -> None:
+        """The line as it is."""
+        self._write(text)
+
     def loading(self, component: str, done: int, total: int) -> None:
         """A line when a component is complete."""
         if done >= total and component not in self._loaded:
@@ -76,8 +84,10 @@ class PlainReporter(Reporter):
         if event.kind not in ("stage", "step") or self._shown.get(key) == (event.stage, tenth):
             return
         self._shown[key] = (event.stage, tenth)
-        steps = f" {event.step}/{event.total}" if event.total and event.step else ""
-        self.say(f"{label} {event.stage}{steps} {event.seconds:.1f} s")
+        if event.kind == "stage":
+            self.say(f"{label} {event.stage} took {event.seconds:.1f} s")
+        else:
+            self.say(f"{label} {event.stage} {event.step}/{event.total} {event.seconds:.1f} s")
 
 
 class LiveReporter(Reporter):
@@ -113,6 +123,10 @@ class LiveReporter(Reporter):
     def say(self, text: str) -> None:
         """A line above the bars."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def fail(self, text: str) -> None:
+        """A line above the bars."""
+        self.say(text)
 
     def result(self, text: str) -> None:
         """Above the bars when both streams are the terminal, else as ever."""

@@ -131,6 +131,7 @@ class Run:
                 metadata={
                     "model": self.settings.serving.params.model_path,
                     "warnings": list(one.built.notes),
+                    "versions": self.settings.versions,
                 },
             )
         except SgldError as error:
@@ -144,6 +145,7 @@ class Run:
             "height": saved.height,
             "frames": saved.frames,
             "fps": float(saved.fps),
+            "padded": saved.padded,
             "format": saved.format,
             "bytes": saved.bytes,
             "warnings": list(saved.warnings),
@@ -189,7 +191,9 @@ class Run:
         self.tally.done.discard(request_id)
         self.tally.failed.add(request_id)
         self._result(request_id, {"event": "failed", "code": code, "message": message})
-        self.reporter.say(f"{label} failed ({code}): {message}")
+        # The JSON line says it already, and `--json --quiet` promises a clean standard error.
+        tell = self.reporter.say if self.as_json else self.reporter.fail
+        tell(f"{label} failed ({code}): {message}")
 
     def _result(self, request_id: str, facts: dict[str, Any], text: str = "") -> None:
         if self.as_json:

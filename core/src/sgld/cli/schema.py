@@ -11,36 +11,45 @@ if TYPE_CHECKING:
     from sgld.api.specs import PipelineSpec
     from sgld.plugins.resolve import Entry
 
-BOUNDS = (
-    ("minimum", ">= {}"),
-    ("exclusiveMinimum", "> {}"),
-    ("maximum", "<= {}"),
-    ("exclusiveMaximum", "< {}"),
-    ("multipleOf", "multiple of {}"),
-    ("minLength", "at least {} characters"),
-    ("maxLength", "at most {} characters"),
-    ("minItems", "at least {} items"),
-    ("maxItems", "at most {} items"),
-)
-
 
 def parameter_rows(entry: Entry[PipelineSpec]) -> list[dict[str, Any]]:
     """Every parameter of a pipeline in the order its class declares them."""
+    from sgld.params.options import rule
     from sgld.plugins.catalog import load_target
 
-    schema = load_target(entry.spec.params, entry).model_json_schema()
+    cls = load_target(entry.spec.params, entry)
+    schema = cls.model_json_schema()
     shared = schema.get("$defs", {})
     base = _base_defaults(entry.spec)
     required = set(schema.get("required", ()))
     rows: list[dict[str, Any]] = []
     for name, field in schema.get("properties", {}).items():
         row = _row(name, field, shared)
+        row["range"] = rule(cls.model_fields[name])
         if name in base:
             row["default"] = base[name]
         row["required"] = name in required and name not in base
         row["default_text"] = "required" if row["required"] else _shown(row["default"])
         rows.append(row)
-    return rows
+    return [*rows, *_conveniences(cls)]
+
+
+def _conveniences(cls: Any) -> list[dict[str, Any]]:
+    """The other names that may be written, such as `size`, with what each of them sets."""
+    return [
+        {
+            "name": name,
+            "type": f"sets {' and '.join(item.sets)}",
+            "default": None,
+            "range": item.rule,
+            "choices": [],
+            "optional": True,
+            "required": False,
+            "default_text": "-",
+            "help": item.description,
+        }
+        for name, item in getattr(cls, "conveniences", {}).items()
+    ]
 
 
 def _base_defaults(spec: PipelineSpec) -> dict[str, Any]:
@@ -60,15 +69,12 @@ def _shown(value: Any) -> str:
 def _row(name: str, field: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     options = _options(field, shared)
     choices = [value for option in options for value in _choices(option)]
-    ranges = [text for option in options for text in _bounds(option)]
-    if choices:
-        ranges.insert(0, "one of " + ", ".join(str(value) for value in choices))
     types = dict.fromkeys(_type(option) for option in options if option.get("type") != "null")
     return {
         "name": name,
         "type": " or ".join(types) or "any",
         "default": field.get("default"),
-        "range": ", ".join(dict.fromkeys(ranges)),
+        "range": "",
         "choices": choices,
         "optional": any(option.get("type") == "null" for option in options),
         "help": " ".join(field.get("description", "").split()),
@@ -89,10 +95,6 @@ def _choices(option: dict[str, Any]) -> list[Any]:
     if "const" in option:
         return [option["const"]]
     return list(option.get("enum", ()))
-
-
-def _bounds(option: dict[str, Any]) -> list[str]:
-    return [text.format(option[key]) for key, text in BOUNDS if key in option]
 
 
 def _type(option: dict[str, Any]) -> str:

@@ -1,12 +1,14 @@
 """From what was typed to a validated plan: everything that can be wrong is found here.
 
-`gather(layers, plan)` shares flags, environment and file out to the option classes, recognises the
-model (which reads no weights), validates every prompt and loads the pictures.
+`gather(layers, plan, sketch)` shares flags, environment and file out to the option classes,
+recognises the model (which reads no weights), validates every prompt and loads the pictures. What
+`sketch` knows of a model that is still to be written is used to refuse a request before that.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ import numpy.typing as npt
 from sgld.api.errors import ParameterError, Problem, UserError
 from sgld.media.images import load_image
 from sgld.media.saving import check_saving
+from sgld.media.writing import check_folder
 from sgld.messages import Request
+from sgld.params.components import TABLES as COMPONENT_TABLES
 from sgld.params.merge import Built, Layer, build, distinct, env_layer, split
 from sgld.params.nearest import canonical, did_you_mean
 from sgld.params.output import OutputOptions
@@ -52,6 +56,13 @@ class Settings:
         every = (note for one in self.prepared for note in one.built.notes)
         return tuple(dict.fromkeys((*self.serving.notes, *self.output.notes, *every)))
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Distribution → version of the plugin that serves the model, for the metadata."""
+        recognition = getattr(self.plan, "recognition", None)
+        entry = getattr(recognition, "entry", None)
+        return {entry.dist: entry.version} if entry is not None and entry.version else {}
+
 
 def environment(environ: Mapping[str, str]) -> Layer:
     """The environment's layer for every setting that some flag covers."""
@@ -68,13 +79,17 @@ def read_prompts(source: str) -> list[str]:
         if source == "-":
             data = sys.stdin.buffer.read(MAX_PROMPT_FILE + 1)
         else:
-            with Path(source).open("rb") as file:
+            with Path(source).expanduser().open("rb") as file:
                 data = file.read(MAX_PROMPT_FILE + 1)
         text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"--prompt-file={name}: cannot be read ({reason}).") from None
-    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+        remedy = "Give a text file in UTF-8 with one prompt a line."
+        raise UserError(
+            f"--prompt-file={name}: cannot be read ({reason}).", remedy=remedy
+        ) from None
+    # Not splitlines(), which also cuts at form feeds and at Unicode's own separators.
+    prompts = [line.strip() for line in re.split(r"\r\n|\n|\r", text) if line.strip()]
     if not prompts or len(data) > MAX_PROMPT_FILE:
         fault = f"is larger than {MAX_PROMPT_FILE} bytes" if prompts else "holds no prompt"
         raise UserError(f"--prompt-file={name}: {fault}.", remedy="Write one prompt a line.")
@@ -86,6 +101,7 @@ def gather(
     plan: Callable[[ServingOptions], Any],
     switches: Iterable[str] = (),
     environ: Mapping[str, str] = os.environ,
+    sketch: Callable[[ServingOptions], Any] = lambda _: None,
 ) -> Settings:
     """Validate `layers` (strongest first) and recognise the model with `plan`.
 
@@ -102,34 +118,47 @@ def gather(
         # Without a model its own parameters are unknown; only clear typing errors are reported.
         raise ParameterError(distinct([*problems, *(p for p in unknown if p.remedy)]))
     try:
+        early = sketch(serving.params)
+        if early is not None:
+            _complete(_with_own(layers, early, environ), switches, output, early, problems, [])
         model = plan(serving.params)
     except ParameterError as error:
-        raise ParameterError([*problems, *respell(error.problems, layers)]) from None
+        raise ParameterError(distinct([*problems, *respell(error.problems, layers)])) from None
     try:
-        own = env_layer((model.params_class,), environ)
-        layers = [
-            layer._replace(values={**own.values, **layer.values}) if layer.kind == "env" else layer
-            for layer in layers
-        ]
-        return _complete(layers, switches, serving, output, model, problems)
+        layers = _with_own(layers, model, environ)
+        late = _component_problems(serving, model)
+        prepared, requests = _complete(layers, switches, output, model, problems, late)
     except BaseException:
         model.close()
         raise
+    assert output is not None  # else there was a problem
+    return Settings(serving, output, model, prepared, requests)
+
+
+def _with_own(layers: Sequence[Layer], model: Any, environ: Mapping[str, str]) -> list[Layer]:
+    """The layers with the variables of the family's own parameters."""
+    own = env_layer((model.params_class,), environ)
+    return [
+        layer._replace(values={**own.values, **layer.values}) if layer.kind == "env" else layer
+        for layer in layers
+    ]
 
 
 def _complete(
     layers: Sequence[Layer],
     switches: Iterable[str],
-    serving: Built[ServingOptions],
     output: Built[OutputOptions] | None,
     model: Any,
-    problems: list[Problem],
-) -> Settings:
-    """The second half of `gather`: what needs the recognised model."""
+    problems: Sequence[Problem],
+    late: list[Problem],
+) -> tuple[tuple[Prepared, ...], tuple[Request, ...]]:
+    """The second half of `gather`: what needs the family's parameters. Raises `problems`, those
+    of the `late` checks and its own together."""
     cls = model.params_class
+    problems = list(problems)
     shares, unknown = split(layers, (ServingOptions, OutputOptions, cls), switches)
+    unknown = [problem if problem.remedy else _unknown(problem) for problem in unknown]
     prepared = _attempt(lambda: prepare(cls, [*shares[2], model.preset_layer]), problems) or []
-    late = _component_problems(serving, model)
     images = _images(prepared, late)
     fitted = [
         fit_to_images(one, [_size(images[path]) for path in one.image_paths if path in images])
@@ -137,13 +166,20 @@ def _complete(
     ]
     if output is not None:
         late += _file_name_problems(output.params, len(prepared))
+        _attempt(lambda: _check_folder(output.params), late)
         for one in fitted:
-            _attempt(lambda one=one: _check_saving(output.params, one), late)
+            _attempt(lambda one=one: _check_saving(output, one), late)
     problems = distinct([*problems, *unknown, *respell(late, layers)])
     if problems or output is None:
         raise ParameterError(problems)
     requests = tuple(_request(i, one, output.params, images) for i, one in enumerate(fitted, 1))
-    return Settings(serving, output, model, tuple(fitted), requests)
+    return tuple(fitted), requests
+
+
+def _unknown(problem: Problem) -> Problem:
+    """An unknown name that resembles none: where the known ones are listed."""
+    where = "See `sgld generate --help` and `sgld models show PIPELINE`."
+    return problem._replace(remedy=where)
 
 
 def respell(problems: Iterable[Problem], layers: Sequence[Layer]) -> list[Problem]:
@@ -152,6 +188,12 @@ def respell(problems: Iterable[Problem], layers: Sequence[Layer]) -> list[Proble
 
 
 def _spelled(layers: Sequence[Layer], field: str) -> str:
+    table, dot, component = field.partition(".")
+    if dot:
+        setting = COMPONENT_TABLES.get(table, "")
+        owner = next((x for x in layers if component in (x.values.get(setting) or ())), None)
+        if owner is not None and owner.kind == "flag":
+            return f"--{table.replace('_', '-')}.{component}"
     for layer in layers:
         for name, value in layer.values.items():
             if canonical(name) == field and value is not None:
@@ -192,7 +234,30 @@ def _file_name_problems(output: OutputOptions, prompts: int) -> list[Problem]:
     return [Problem("output_file_name", name, message, remedy)]
 
 
-def _check_saving(options: OutputOptions, one: Prepared) -> None:
+def _check_folder(options: OutputOptions) -> None:
+    if options.save_output:
+        check_folder(Path(options.output_path))
+
+
+def _check_saving(output: Built[OutputOptions], one: Prepared) -> None:
+    """Refuse what could not be saved; a format that a file name chose is blamed on the name."""
+    try:
+        _check_format(output.params, one)
+    except ParameterError as error:
+        name = output.params.output_file_name
+        if name is None or "output_format" in output.given:
+            raise
+        raise ParameterError(
+            [
+                problem._replace(field="output_file_name", value=name)
+                if problem.field == "output_format"
+                else problem
+                for problem in error.problems
+            ]
+        ) from None
+
+
+def _check_format(options: OutputOptions, one: Prepared) -> None:
     params = one.params
     moving = isinstance(params, VideoParams)
     check_saving(

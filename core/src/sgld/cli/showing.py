@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sgld.cli.settings import Settings
+from sgld.memory import device_bytes, on_device
 from sgld.params.merge import Built
 
 
@@ -28,6 +29,9 @@ def config(settings: Settings, *, as_json: bool) -> str:
 def dry_run(settings: Settings, *, as_json: bool) -> str:
     """What would run: the plan of the model, each request, and the adjustments."""
     plan = dict(settings.plan.describe(settings.prepared[0].params))
+    if settings.serving.params.load_format == "dummy":
+        plan["components"] = _weighed(settings.plan, plan["components"])
+        plan["device_bytes"] = device_bytes(plan["components"])
     requests = [
         {
             "id": request.id,
@@ -47,6 +51,22 @@ def dry_run(settings: Settings, *, as_json: bool) -> str:
     ]
     facts = {"plan": plan, "requests": requests, "notes": list(settings.notes)}
     return _json(facts) if as_json else "\n".join(_outline(facts))
+
+
+def _weighed(model: Any, components: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The components with parameters and bytes counted on modules built without memory."""
+    from sgld.engine.build import weigh
+
+    weights = weigh(model)
+    return [
+        {
+            **row,
+            "parameters": weights[row["name"]].parameters,
+            "bytes": weights[row["name"]].bytes,
+            "device_bytes": on_device(weights[row["name"]], row["residency"]),
+        }
+        for row in components
+    ]
 
 
 def _rows(built: Built[Any]) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,11 @@ import torch
 
 from sgld.engine.engine import Engine, EngineSettings
 from sgld.engine.kernels import bind_ops
-from sgld.engine.loading import Loader, LoadProgress
+from sgld.engine.loading import Loader, LoadProgress, Scale
 from sgld.engine.pipeline import Pipeline
 from sgld.engine.residency.movers import TorchMover
 from sgld.engine.residency.store import ComponentStore, Mode
+from sgld.memory import Weight
 from sgld.messages import Event
 from sgld.platforms.platform import Platform
 from sgld.plugins.catalog import load_target
@@ -47,6 +48,7 @@ def build_engine(
         vae_tiling=options.vae_tiling,
         progress=progress,
     )
+    loader.check()
     loaded = pipeline_class.load(loader)
     log.info("model loaded", model=plan.files.name, pipeline=entry.spec.id, device=platform.id)
     return Engine(
@@ -59,6 +61,23 @@ def build_engine(
     )
 
 
+def weigh(plan: ModelPlan) -> dict[str, Weight]:
+    """What each component takes, counted on modules built without memory: for dummy weights, which
+    have no files to ask."""
+    entry = plan.recognition.entry
+    pipeline_class: type[Pipeline] = load_target(entry.spec.target, entry)
+    scale = Scale(
+        files=plan.files,
+        located=plan.located,
+        device=torch.device("meta"),
+        modes={},
+        dtypes=choose_dtypes(plan, open_platform(plan), pipeline_class),
+        dummy=True,
+    )
+    pipeline_class.load(scale)
+    return dict(scale.weights)
+
+
 def open_platform(plan: ModelPlan) -> Platform:
     """The platform object for `--device`.
 
@@ -67,7 +86,8 @@ def open_platform(plan: ModelPlan) -> Platform:
     asked, _, index = plan.options.device.partition(":")
     entry = choose_platform(plan.catalog.platforms.values(), prefer=asked).entry
     platform_class = load_target(entry.spec.target, entry)
-    return platform_class(int(index)) if index else platform_class()
+    # A platform without numbered devices takes no index, and the first one is the default.
+    return platform_class(int(index)) if int(index or 0) else platform_class()
 
 
 def choose_dtypes(

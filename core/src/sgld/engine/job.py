@@ -63,6 +63,7 @@ class FiniteWatch:
 
 
 Reporter = Callable[["Job", int, int, "torch.Tensor | None"], None]
+Shower = Callable[["Job", int, int, torch.Tensor], None]
 
 
 class Job:
@@ -77,6 +78,7 @@ class Job:
         parts: light parts of the checkpoint (tokenizer, scheduler configuration, ...), which are
             no modules and may be used directly.
         report: called by `progress`.
+        show: called by `preview`.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Job:
         device: torch.device,
         parts: Any,
         report: Reporter | None = None,
+        show: Shower | None = None,
     ) -> None:
         self.id = id
         self.request = request
@@ -103,6 +106,7 @@ class Job:
         # On the CPU, so that a seed means the same picture on every device and in every batch.
         self.generator = torch.Generator("cpu").manual_seed(self.seed)
         self._report = report
+        self._show = show
 
     def noise(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Fresh standard normal noise from this job's own generator, on the job's device."""
@@ -115,6 +119,14 @@ class Job:
         if self._report is not None:
             self._report(self, step, total, latents)
 
+    def preview(self, step: int, total: int, frames: torch.Tensor) -> None:
+        """Show the owner what the result looks like after `step` of `total`: RGB in 0..1,
+        [F, H, W, 3]."""
+        if self._show is not None:
+            self._show(self, step, total, frames)
+
     def free(self) -> None:
-        """Drop all tensors; called on every way out."""
+        """Drop all tensors and the way to its owner; called on every way out."""
         self.slots.clear()
+        self.finite = FiniteWatch()
+        self._report = self._show = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -21,26 +21,40 @@ def tensor_bytes(value: Any) -> int:
 
 
 class Memo:
-    """Least recently used results, such as a prompt's embedding asked for by several outputs."""
+    """Least recently used results, such as a prompt's embedding asked for by several outputs.
+
+    It keeps and gives copies: a job that writes into what it was given changes nobody else's, and a
+    row of a shared forward does not keep all the other rows alive.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
         self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._held
+
     def get(self, key: Hashable) -> tuple[bool, Any]:
-        """Whether the key is known, and its result."""
+        """Whether the key is known, and a copy of its result."""
         if key not in self._held:
             return False, None
         self._held.move_to_end(key)
-        return True, self._held[key][0]
+        return True, _copied(self._held[key][0])
 
     def put(self, key: Hashable, value: Any) -> None:
-        """Keep a result; the oldest go when the budget is exceeded."""
+        """Keep a copy of a result; the oldest go when the budget is exceeded.
+
+        Results of other types than tensors and nests of them are not kept.
+        """
         size = tensor_bytes(value)
         if size > self._budget or key in self._held:
             return
-        self._held[key] = (value, size)
+        try:
+            copy = _copied(value)
+        except TypeError:
+            return
+        self._held[key] = (copy, size)
         self._bytes += size
         while self._bytes > self._budget:
             _, (_, freed) = self._held.popitem(last=False)
@@ -54,3 +68,26 @@ class Memo:
     def nbytes(self) -> int:
         """Bytes held now."""
         return self._bytes
+
+
+def _copied(value: Any) -> Any:
+    """The same nest with its own tensors; TypeError for what cannot be copied surely."""
+    return mapped(value, torch.Tensor.clone)
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nest of tuples, lists and mappings with `change` done to its tensors.
+
+    Raises TypeError for any other type than these, None, text, numbers and booleans.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if type(value) is dict:
+        return {name: mapped(member, change) for name, member in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(member, change) for member in value))
+    if type(value) in (tuple, list):
+        return type(value)(mapped(member, change) for member in value)
+    raise TypeError(f"{type(value).__name__} is not a nest of tensors")

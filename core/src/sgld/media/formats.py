@@ -14,13 +14,16 @@ import math
 from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import PurePath
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sgld.api.errors import ParameterError, Problem
 
-VideoFormat = Literal["mp4", "webm", "gif", "frames"]
-ImageFormat = Literal["png", "jpeg", "webp"]
+OutputFormat = Literal["mp4", "webm", "gif", "frames", "png", "jpeg", "webp"]
 Quality = int | Literal["default", "maximum", "high", "medium", "low"]
+Preset = Literal[
+    "ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow",
+    "placebo",
+]  # fmt: skip
 
 
 class Format(NamedTuple):
@@ -52,23 +55,17 @@ FORMATS: dict[str, Format] = {
     "webp": Format("webp", ".webp", False, 16383),
 }
 ALIASES = {"jpg": "jpeg"}
+FOREIGN = frozenset(
+    ["avi", "mov", "mkv", "m4v", "mpg", "mpeg", "wmv", "flv", "ogv", "ts", "apng", "avif", "bmp",
+     "tif", "tiff", "heic", "jxl", "json", "safetensors"]
+)  # fmt: skip
+"""Endings of formats that cannot be written; any other unknown ending is part of a name."""
 
 QUALITY_WORDS = {"maximum": 100, "high": 90, "medium": 55, "low": 35}
 DEFAULT_VIDEO_QUALITY = 50
 DEFAULT_IMAGE_QUALITY = 75
 
-PRESETS = (
-    "ultrafast",
-    "superfast",
-    "veryfast",
-    "faster",
-    "fast",
-    "medium",
-    "slow",
-    "slower",
-    "veryslow",
-    "placebo",
-)
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 DEFAULT_PRESET = "fast"
 
 # Outside these a rate is a typing mistake (milliseconds for frames per second, say).

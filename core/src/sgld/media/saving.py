@@ -179,6 +179,11 @@ def check_saving(
 
 def _explicit_name(file_name: str, kind: Format, index: int, count: int) -> str:
     name = check_file_name(file_name)
+    ending = PurePath(name).suffix.lower()
+    if ending[1:] in formats.FOREIGN:
+        names = ", ".join(found.extension for found in formats.FORMATS.values() if found.extension)
+        message = f"ends in {ending}, which cannot be written."
+        raise refuse("output_file_name", file_name, message, f"Use {names}, or no ending.")
     named = formats.format_of_name(name)
     if named is not None and named != kind:
         raise refuse(

@@ -7,6 +7,7 @@ versions()                      of sgld-core, torch, Python and the named distri
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
@@ -41,11 +42,18 @@ def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
     """Return installed versions without importing anything; what is not installed is left out."""
     found = {"python": platform.python_version()}
     for name in ("sgld-core", "torch", *distributions):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        if (version := _version(name)) is not None:
+            found[name] = version
     return found
+
+
+@functools.cache
+def _version(distribution: str) -> str | None:
+    # Kept, because looking takes longer than encoding a small picture.
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     with replacing_folder(path) as temporary: ...   a folder
     write_bytes(path, data)
     output_folder(folder)                           make it, or say why not
+    check_folder(folder)                            say why not, without making it
 
 Any exception, KeyboardInterrupt included, removes the temporary and leaves the target as it was.
 Operating-system errors become `SgldError`s that say what to do (code `disk_full` or
@@ -55,6 +56,27 @@ def explain(error: OSError, path: Path) -> SgldError:
             "Choose another folder.",
         )
     return SgldError(f"cannot write {path}: {reason}.", code="write_failed")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that could not be written to, before there is anything to write.
+
+    Only tries what leaves no trace; a file system may still refuse later.
+    """
+    if "\0" in str(folder):
+        message = "a path cannot hold a NUL character."
+        raise refuse("output_path", str(folder), message, "Choose another folder.")
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise explain(error, folder / "output") from error
+    if not there.is_dir():
+        reason = f"{there} is not a folder" if there != folder else "is not a folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        reason = f"{there} may not be written to" if there != folder else "may not be written to"
+    else:
+        return
+    raise refuse("output_path", str(folder), f"{reason}.", "Choose another folder.")
 
 
 def output_folder(folder: Path) -> Path:

@@ -1,1 +1,1 @@
-"""Logs, and later events and metrics."""
+"""How one sees what sgld does: logs, metrics, request records, traces and profiles."""

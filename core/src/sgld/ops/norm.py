@@ -1,8 +1,8 @@
 """Normalisations as the denoisers use them, each a plain-torch reference that kernels may replace.
 
-`layer`, `layer_modulate`, `rms`, `rms_rope`. All compute in float32 (float64 for float64 input) and
-round once, to the input's dtype, at the end. Where a modulation is per row, per frame or per token,
-it comes as [B, G, D]: every group of S/G consecutive tokens shares one vector.
+`layer`, `layer_modulate`, `rms`, `rms_rope`, `head_rms_rope`. All compute in float32 (float64 for
+float64 input) and round once, to the input's dtype, at the end. Where a modulation is per row, per
+frame or per token, it comes as [B, G, D]: every group of S/G consecutive tokens shares one vector.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from sgld.ops.rope import rotate
 def widen(x: Tensor) -> Tensor:
     """`x` in the dtype that the arithmetic runs in: float32, or float64 if it is that already."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def stepwise(x: Tensor, modulation: Tensor) -> bool:
+    """Whether a modulation asks for half-precision arithmetic by its own dtype."""
+    return modulation.dtype == x.dtype and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def grouped(x: Tensor, groups: int) -> Tensor:
@@ -55,13 +60,18 @@ def layer_modulate(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tenso
 
     Args:
         x: [B, S, D].
-        scale: [B, G, D] with G dividing S, usually float32.
+        scale: [B, G, D] with G dividing S, in float32 or in the dtype of `x`.
         shift: like `scale`.
         eps: added to the variance.
 
-    Returns [B, S, D] in the dtype of `x`, rounded once.
+    Returns [B, S, D] in the dtype of `x`. A float32 modulation rounds once; one in the half
+    precision of `x` rounds after every operation, as references do that never leave it.
     """
     tokens, groups = x.shape[1], scale.shape[1]
+    if stepwise(x, scale):
+        normed = F.layer_norm(x, (x.shape[-1],), None, None, eps)
+        normed = grouped(normed, groups) * spread(1 + scale, tokens)
+        return (normed + spread(shift, tokens)).view_as(x)
     normed = F.layer_norm(widen(x), (x.shape[-1],), None, None, eps)
     # One pass for multiply, add and the cast back: eager torch would write two float32 copies.
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -74,9 +84,13 @@ def layer_modulate(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tenso
     return out
 
 
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps)·weight over the last axis in float32; dtype of `x`."""
-    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+def rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps)·weight over the last axis in float32; dtype of `x`, rounded once.
+
+    Without a weight it is for those who multiply themselves, and so round twice, as some references
+    do.
+    """
+    return F.rms_norm(x, (x.shape[-1],), None if weight is None else weight.to(x.dtype), eps)
 
 
 def rms_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float) -> Tensor:
@@ -94,3 +108,13 @@ def rms_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, ep
     and the rotation, because that is what the eager chain of the reference does.
     """
     return rotate(rms(x, weight, eps).unflatten(-1, (heads, -1)), cos, sin)
+
+
+def head_rms_rope(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float
+) -> Tensor:
+    """Split into heads, then `rms` of each head alone, rounded, then rotated.
+
+    As `rms_rope`, but with one weight [D] that every head shares: x [B, S, H·D] → [B, S, H, D].
+    """
+    return rotate(rms(x.unflatten(-1, (heads, -1)), weight, eps), cos, sin)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sgld.ops.norm import grouped, layer, layer_modulate, spread
+from sgld.ops.norm import grouped, layer, layer_modulate, spread, stepwise
 
 
 def gate(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-    """x + gate·y in float32, rounded once to the dtype of `x`; plain x + y without a gate.
+    """x + gate·y, rounded once to the dtype of `x`; plain x + y without a gate.
+
+    A gate in the half precision of `x` rounds the product too, as references do that stay in it.
 
     Args:
         x: the residual stream [B, S, D]; not written to, since step caches may hold it.
@@ -19,6 +21,8 @@ def gate(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
     if gate is None:
         return x + y
     tokens, groups = x.shape[1], gate.shape[1]
+    if stepwise(x, gate):
+        return x + (grouped(y, groups) * spread(gate, tokens)).view_as(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.addcmul(
         grouped(x, groups), grouped(y, groups), spread(gate, tokens), out=grouped(out, groups)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sgld.api.errors import PluginError
-from sgld.ops import activation, attention, norm, residual
+from sgld.ops import activation, attention, linear_attention, norm, residual
 
 Op = Callable[..., Any]
 
@@ -31,20 +31,24 @@ class Ops(Mapping[str, Op]):
                 "norm.layer_modulate": norm.layer_modulate,
                 "norm.rms": norm.rms,
                 "norm.rms_rope": norm.rms_rope,
+                "norm.head_rms_rope": norm.head_rms_rope,
                 "residual.gate": residual.gate,
                 "residual.gate_layer": residual.gate_layer,
                 "residual.gate_layer_modulate": residual.gate_layer_modulate,
                 "activation.gelu_tanh": activation.gelu_tanh,
                 "attention.self": attention.attend,
                 "attention.cross": attention.attend,
+                "attention.masked": attention.attend,
+                "linear_attention.relu": linear_attention.relu,
+                "linear_attention.relu_rope": linear_attention.relu_rope,
             }
         )
 
     @classmethod
     def torch(cls) -> Ops:
         """The references with attention on torch's own kernels: what runs where no plugin helps."""
-        sdpa = attention.sdpa_backend
-        return cls.reference().replace({"attention.self": sdpa, "attention.cross": sdpa})
+        roles = ("attention.self", "attention.cross", "attention.masked")
+        return cls.reference().replace(dict.fromkeys(roles, attention.sdpa_backend))
 
     def replace(self, kernels: Mapping[str, Op]) -> Ops:
         """A new table with some ops exchanged.

@@ -2,7 +2,7 @@
 
 component-path.vae   component_paths.vae   vae-path            → component_paths
 component-weights-path.vae   vae_weights_path                  → component_weights_paths
-component-precision.vae   component_precisions.vae             → component_precisions
+component-precision.vae   component_precisions.vae   vae-precision → component_precisions
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def alias(name: str, value: Any) -> tuple[str, Any]:
     for ending, setting in (
         ("_weights_path", "component_weights_paths"),
         ("_path", "component_paths"),
+        ("_precision", "component_precisions"),
     ):
         component = key.removesuffix(ending)
         if component and component != key and not _typing_error(key):

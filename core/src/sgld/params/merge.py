@@ -90,7 +90,9 @@ class _Slot(NamedTuple):
 
     @property
     def shown(self) -> Any:
-        return self.layer.values.get(self.name, self.value)
+        given = self.layer.values.get(self.name, self.value)
+        # A flag that may be repeated is a list; given once, show what was typed.
+        return given[0] if isinstance(given, list) and len(given) == 1 else given
 
     def problem(self, message: str, remedy: str = "", code: str = "invalid_value") -> Problem:
         field = self.layer.spell(self.name)
@@ -271,7 +273,8 @@ def split(
     given as problems with the nearest name of any class or of `also`."""
     problems: list[Problem] = []
     shares: list[list[Layer]] = [[] for _ in classes]
-    every = frozenset(also).union(*(cls.accepted() for cls in classes))
+    switches = frozenset(also)
+    every = switches.union(*(cls.accepted() for cls in classes))
     for layer in layers:
         owned: list[dict[str, Any]] = [{} for _ in classes]
         for name, value in layer.values.items():
@@ -283,7 +286,11 @@ def split(
                 ),
                 None,
             )
-            if owner is None:
+            if owner is None and canonical(name) in switches and layer.kind != "flag":
+                slot = _Slot(value, layer, name)
+                flag = "--" + canonical(name).replace("_", "-")
+                problems.append(slot.problem("is no setting.", f"It is a flag: {flag}."))
+            elif owner is None:
                 plain = layer._replace(spelled={})
                 guess = did_you_mean(name, [plain.spell(known) for known in every])
                 problems.append(

@@ -142,6 +142,14 @@ def as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def as_path(value: Any) -> Any:
+    """As `as_text`, with `~` as the user's home: shells leave it alone behind an equals sign."""
+    value = as_text(value)
+    if isinstance(value, tuple):
+        return tuple(as_path(item) for item in value)
+    return os.path.expanduser(value) if isinstance(value, str) and value[:1] == "~" else value
+
+
 def branches(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a type without `Annotated` and without `None`."""
     origin = typing.get_origin(annotation)
@@ -212,7 +220,7 @@ def rule(field: FieldInfo) -> str:
         return "true or false"
     if kind in (int, float):
         noun = "a whole number" if kind is int else "a finite number"
-        return noun + _range(*limits(field)) + _unit(field)
+        return noun + _range(*limits(field)) + _outside(field) + _unit(field)
     return "text"
 
 
@@ -220,6 +228,19 @@ def _range(low: float | None, high: float | None) -> str:
     if low is None:
         return "" if high is None else f" up to {high}"
     return f" of at least {low}" if high is None else f" from {low} to {high}"
+
+
+def _outside(field: FieldInfo) -> str:
+    """Limits that are not values themselves; plugins may use them."""
+    words: list[str] = []
+    for mark in field.metadata:
+        if isinstance(mark, annotated_types.Gt):
+            words.append(f"above {mark.gt}")
+        elif isinstance(mark, annotated_types.Lt):
+            words.append(f"below {mark.lt}")
+        elif isinstance(mark, annotated_types.MultipleOf):
+            words.append(f"a multiple of {mark.multiple_of}")
+    return " " + " and ".join(words) if words else ""
 
 
 def _unit(field: FieldInfo) -> str:

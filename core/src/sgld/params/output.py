@@ -1,80 +1,74 @@
-"""`OutputOptions`: where results are written, in which format, and what is kept beside them."""
+"""`OutputOptions`: where results are written, in which format, and what is kept beside them.
+
+Formats, quality words and presets are those of `sgld.media.formats`, the only place with them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator
 
-from sgld.params.options import Finding, Options, Settled, Text, as_text, option, scalar
+from sgld.api.errors import ParameterError
+from sgld.media.formats import (
+    ALIASES,
+    QUALITY_WORDS,
+    OutputFormat,
+    Preset,
+    format_of_name,
+    quality_number,
+)
+from sgld.media.formats import Quality as AnyQuality
+from sgld.media.names import check_file_name
+from sgld.params.options import Finding, Options, Settled, Text, as_path, option, scalar
 
-QUALITIES: Final[Mapping[str, int | None]] = {
-    "default": None,
-    "maximum": 100,
-    "high": 90,
-    "medium": 55,
-    "low": 35,
-}
+QUALITIES: Final[Mapping[str, int | None]] = {"default": None, **QUALITY_WORDS}
 """Quality words as numbers; None leaves the choice to the format."""
 
 QUALITY_RULE: Final = f"a whole number from 0 to 100 (higher is better) or {', '.join(QUALITIES)}"
-ENDINGS: Final[Mapping[str, str]] = {
-    ".mp4": "mp4", ".webm": "webm", ".gif": "gif", ".png": "png", ".jpg": "jpeg",
-    ".jpeg": "jpeg", ".webp": "webp",
-}  # fmt: skip
-"""File name ending → format."""
 
 
 def read_quality(value: Any) -> Any:
     """A quality word or number; raises `ValueError` with the rule for anything else."""
-    if isinstance(value, str) and value in QUALITIES:
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100:
-        return value
+    try:
+        if value is not None:
+            quality_number(value, moving=True)
+            return value
+    except (ParameterError, TypeError):
+        pass
     raise ValueError(f"must be {QUALITY_RULE}")
 
 
 def _file_name(value: Any) -> Any:
-    if isinstance(value, str):
-        bad = not value.strip() or value in (".", "..") or any(c in value for c in "/\\\0")
-        if bad or len(value.encode()) > 255:
-            raise ValueError(
-                "must be a plain file name of at most 255 bytes without / or \\; "
-                "use output_path for the folder"
-            )
-    return value
+    if not isinstance(value, str):
+        return value
+    try:
+        return check_file_name(value)
+    except ParameterError as error:
+        problem = error.problems[0]
+        raise ValueError(f"{problem.message} {problem.remedy}") from None
 
 
 def _format(value: Any) -> Any:
-    return "jpeg" if value == "jpg" else value
+    return ALIASES.get(value, value) if isinstance(value, str) else value
 
 
-Quality = Annotated[
-    Literal["default", "maximum", "high", "medium", "low"] | int,
-    BeforeValidator(read_quality),
-    Text(scalar),
-]
-Format = Literal["mp4", "webm", "gif", "frames", "png", "jpeg", "webp"]
-Preset = Literal[
-    "ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow",
-    "placebo",
-]  # fmt: skip
+Quality = Annotated[AnyQuality, BeforeValidator(read_quality), Text(scalar)]
 
 
 class OutputOptions(Options):
     """How finished outputs become files."""
 
     save_output: bool = option(True, "Write files at all; off only measures.")
-    output_path: Annotated[str, BeforeValidator(as_text)] = option(
+    output_path: Annotated[str, BeforeValidator(as_path)] = option(
         "outputs", "Folder for the files; made when missing.", rule="text that is not empty",
         min_length=1,
     )  # fmt: skip
     output_file_name: Annotated[str | None, BeforeValidator(_file_name)] = option(
         None, "File name; otherwise it is made from prompt, time and parameters."
     )
-    output_format: Annotated[Format | None, BeforeValidator(_format)] = option(
+    output_format: Annotated[OutputFormat | None, BeforeValidator(_format)] = option(
         None,
         "File format; otherwise the ending of the file name, or mp4 for clips, png for images.",
     )
@@ -96,10 +90,10 @@ class OutputOptions(Options):
     def settle(cls, values: dict[str, Any], given: frozenset[str]) -> Settled:
         """Take the format from the file name's ending, and refuse one that contradicts it."""
         name, wanted = values.get("output_file_name"), values.get("output_format")
-        ending = PurePath(name).suffix.lower() if isinstance(name, str) else ""
-        named = ENDINGS.get(ending)
-        if named is None:
+        found = format_of_name(name) if isinstance(name, str) else None
+        if found is None:
             return Settled(values)
+        named, ending = found.name, found.extension
         if wanted is None and "output_format" in values:
             return Settled({**values, "output_format": named})
         if wanted in (None, named):

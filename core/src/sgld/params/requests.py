@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sgld.api.errors import ParameterError, Problem
 from sgld.params.merge import Built, Layer, build, distinct
 from sgld.params.nearest import canonical
+from sgld.params.options import as_path
 from sgld.params.sampling import SamplingParams
 from sgld.params.seeds import seeds_for
 
@@ -63,9 +64,12 @@ def fit_to_images(prepared: Prepared, sizes: Sequence[tuple[int, int]]) -> Prepa
     """Give the output the shape of the first picture, where the family wants that.
 
     `sizes` are width and height of the decoded pictures. An explicit size is left alone; otherwise
-    the area of the model's own size is kept and the result noted and put on the grid.
+    the area of the model's own size is kept and the result noted and put on the grid. Raises
+    `ParameterError` for pictures that the family does not take.
     """
     params, given = prepared.params, prepared.built.given
+    if findings := params.image_findings(sizes):
+        raise ParameterError([Problem(f.name, None, f.message, f.remedy, f.code) for f in findings])
     if not params.size_from_image or not sizes or "width" in given:
         return prepared
     width, height = params.fit_to_image(*sizes[0], params.width * params.height)
@@ -112,7 +116,7 @@ def _take_images(
 ) -> tuple[list[tuple[str, ...]], list[Layer]]:
     """The pictures of each prompt. Wrong types are left in the layers for `build` to refuse."""
     found = _find(layers, "image_path")
-    value = found[0].values[found[1]] if found else None
+    value = as_path(found[0].values[found[1]]) if found else None
     paths = (
         (value,)
         if isinstance(value, str)
@@ -134,13 +138,19 @@ def _image_problems(
         if found
         else (layers[0].spell("image_path") if layers else "image_path")
     )
+    if images_given and not cls.takes_image:
+        reason = cls.refused.get("image_path", "This model takes no input picture.")
+        code = "unsupported_parameter"
+        return [Problem("images", images_given, "are not taken here.", reason, code)]
     count = len(paths) + images_given
     if cls.needs_image and count == 0:
         message = "is required: this model starts from a picture."
         return [Problem(spelled, None, message, "Give a file.", "missing_parameter")]
     if cls.takes_image and count > cls.max_images:
         message = f"{count} pictures for one prompt; this model takes {cls.max_images}."
-        return [Problem(spelled, list(paths), message, "Give one for all prompts or one for each.")]
+        several = f"Give at most {cls.max_images}; every prompt gets all of them."
+        remedy = "Give one for all prompts or one for each." if cls.max_images == 1 else several
+        return [Problem(spelled, list(paths) or count, message, remedy)]
     return []
 
 

@@ -14,7 +14,7 @@ refused. All rules hold for every way in; `sgld.params.merge.build` reports all 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator
@@ -27,7 +27,7 @@ from sgld.params.options import (
     Options,
     Settled,
     Unreadable,
-    as_text,
+    as_path,
     option,
 )
 from sgld.params.seeds import SEED_RULE, Seed
@@ -52,7 +52,7 @@ class _Seconds(Deferred):
         self.seconds = seconds
 
 
-Paths = Annotated[str | tuple[str, ...] | None, BeforeValidator(as_text)]
+Paths = Annotated[str | tuple[str, ...] | None, BeforeValidator(as_path)]
 
 
 class SamplingParams(Options):
@@ -64,12 +64,16 @@ class SamplingParams(Options):
     min_size: ClassVar[int] = 16
     max_pixels: ClassVar[int] = 3840 * 2160
     """Upper limit of width x height, so that absurd requests are refused before any allocation."""
+    limit_owner: ClassVar[str] = "this model"
+    """Whose limit that is, as errors say it."""
     prompt_optional: ClassVar[bool] = False
     takes_image: ClassVar[bool] = False
     needs_image: ClassVar[bool] = False
     size_from_image: ClassVar[bool] = False
     """Without an explicit size, the shape of the first input picture decides."""
     max_images: ClassVar[int] = 0
+    takes_mask: ClassVar[bool] = False
+    """A mask may say which part of the first input picture changes (inpainting)."""
     guidance: ClassVar[str] = "none"
     """How the family is guided: `none`, `cfg` (two passes) or `embedded` (a scalar input)."""
 
@@ -169,7 +173,7 @@ class SamplingParams(Options):
                 Finding(
                     "width",
                     f"{width}x{height} has {width * height} pixels; "
-                    f"the limit of this model is {cls.max_pixels} pixels.",
+                    f"the limit of {cls.limit_owner} is {cls.max_pixels} pixels.",
                 )
             ]
         unit = cls.spatial_multiple
@@ -183,6 +187,11 @@ class SamplingParams(Options):
             f"{unit} pixels and at least {cls.min_size}."
         )
         return [Finding(side, message, remedy) for side in off]
+
+    @classmethod
+    def image_findings(cls, sizes: Sequence[tuple[int, int]]) -> list[Finding]:
+        """What this family does not take about input pictures of these (width, height)."""
+        return []
 
     @classmethod
     def fit_to_image(cls, width: int, height: int, area: int) -> tuple[int, int]:
@@ -281,7 +290,8 @@ class VideoParams(SamplingParams):
         if not isinstance(asked, int):
             return settled
         if asked > cls.max_frames:
-            message = f"{asked} frames are too many: the limit of this model is {cls.max_frames}."
+            limit = f"the limit of {cls.limit_owner} is {cls.max_frames}"
+            message = f"{asked} frames are too many: {limit}."
             return settled._replace(findings=(*settled.findings, Finding("num_frames", message)))
         values["num_frames"] = round_frames(asked, cls.temporal_stride)
         if values["num_frames"] == asked:

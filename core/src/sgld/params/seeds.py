@@ -13,8 +13,6 @@ from sgld.params.options import Text, scalar
 MAX_SEED: Final = 2**32 - 1
 """torch's CPU generator keeps 32 bits of a seed; a larger one would repeat another's output."""
 SEED_RULE: Final = f"a whole number from 0 to {MAX_SEED}, or a list of such numbers"
-DRAWN_SEEDS: Final = 2**32
-"""Drawn seeds stay below this, so that people can copy them."""
 
 
 def read_seed(value: Any) -> int | tuple[int, ...] | None:
@@ -58,7 +56,8 @@ def seeds_for(
     """
     total = prompts * outputs
     if seed is None:
-        seed = draw(DRAWN_SEEDS)
+        # Counting on from a drawn seed must not run out of seeds: the user did not choose it.
+        seed = draw(MAX_SEED - total + 2)
     if isinstance(seed, int):
         if seed + total - 1 > MAX_SEED:
             raise ValueError(f"must be at most {MAX_SEED - total + 1} for {total} outputs")

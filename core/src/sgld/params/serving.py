@@ -16,6 +16,8 @@ from sgld.params.nearest import did_you_mean
 from sgld.params.options import Options, Text, as_text, option, scalar
 
 RESIDENCY_MODES: Final = ("resident", "component-offload", "layerwise-offload")
+ATTENTION_ROLES: Final = ("all", "self", "cross")
+"""What `attention` may name: the ops `attention.NAME`, and `all` of them."""
 GROUPS: Final = ("dit", "text_encoder", "image_encoder", "vae", "all")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 MAX_BATCH: Final = 64
@@ -38,10 +40,10 @@ def pairs(value: Any, bare: str = "") -> Any:
         if not isinstance(word, str) or not word:
             return value
         for part in word.split(","):
-            name, equals, mode = part.partition("=")
-            if not equals and not bare:
+            name, equals, mode = (text.strip() for text in part.partition("="))
+            if (equals and not (name and mode)) or not (equals or bare):
                 return value
-            read[name.strip() if equals else bare] = mode.strip() if equals else part.strip()
+            read[name if equals else bare] = mode if equals else name
     return read
 
 
@@ -50,10 +52,9 @@ def _one_of(names: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
             for key, word in value.items():
                 if word not in names:
-                    raise ValueError(
-                        f"{key}={word!r} must be one of {', '.join(names)}. "
-                        f"{did_you_mean(str(word), names, limit=0)}"
-                    )
+                    guess = did_you_mean(str(word), names, limit=0)
+                    rule = f"{key}={word!r} must be one of {', '.join(names)}"
+                    raise ValueError(f"{rule}. {guess}".rstrip(". "))
         return value
 
     return check
@@ -65,6 +66,23 @@ def _residency(value: Any) -> Any:
 
 def _precisions(value: Any) -> Any:
     return _one_of(DTYPES)(pairs(value))
+
+
+def _attention(value: Any) -> Any:
+    value = pairs(value, "all")
+    for role in value if isinstance(value, Mapping) else ():
+        if role not in ATTENTION_ROLES:
+            raise ValueError(f"{role} is no role of attention; roles: {', '.join(ATTENTION_ROLES)}")
+    return value
+
+
+def _prefer(value: Any) -> Any:
+    value = pairs(value)
+    for key in value if isinstance(value, Mapping) else ():
+        kind, colon, name = str(key).partition(":")
+        if not (kind and colon and name):
+            raise ValueError(f"{key} must be KIND:ID, for example pipeline:wan-t2v=sgld-wan")
+    return value
 
 
 def read_batching(value: Any) -> Any:
@@ -90,11 +108,13 @@ def _revision(value: Any) -> Any:
 Table = Mapping[str, str]
 Pairs = Annotated[Table, BeforeValidator(pairs)]
 Residency = Annotated[Table, BeforeValidator(_residency)]
-Attention = Annotated[Table, BeforeValidator(lambda value: pairs(value, "all"))]
+Attention = Annotated[Table, BeforeValidator(_attention)]
+Prefer = Annotated[Table, BeforeValidator(_prefer)]
 Precisions = Annotated[Table, BeforeValidator(_precisions)]
 Batching = Annotated[Literal["off", "auto"] | int, BeforeValidator(read_batching), Text(scalar)]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 NAMED = "a table of NAME=VALUE"
+SOME_TEXT = "text that is not empty"
 
 
 class ServingOptions(Options):
@@ -106,15 +126,20 @@ class ServingOptions(Options):
 
     model_path: Annotated[str, BeforeValidator(as_text)] = option(
         description="A local folder, a hub id (owner/name), tiny:NAME or config:NAME.",
-        rule="text that is not empty",
+        rule=SOME_TEXT,
         min_length=1,
     )
-    model_id: str | None = option(None, "Treat the checkpoint as this known hub id.")
+    model_id: str | None = option(
+        None, "Treat the checkpoint as this known hub id.", rule=SOME_TEXT, min_length=1
+    )
     pipeline_class_name: str | None = option(
-        None, "Use the pipeline with this class name instead of the one the checkpoint names."
+        None,
+        "Use the pipeline with this id or class name instead of the one the checkpoint names.",
+        rule=SOME_TEXT,
+        min_length=1,
     )
     revision: Annotated[str | None, BeforeValidator(_revision)] = option(
-        None, "Branch, tag or commit of the hub repository."
+        None, "Branch, tag or commit of the hub repository.", rule=SOME_TEXT, min_length=1
     )
     load_format: Literal["auto", "dummy"] = option(
         "auto", "`dummy` draws random weights of the real architecture, to measure speed."
@@ -155,8 +180,11 @@ class ServingOptions(Options):
     attention: Attention = option(
         {}, "Attention backend for all roles (a bare id or auto) or single roles.", rule=NAMED
     )
-    prefer: Pairs = option(
-        {}, "Which plugin wins where two offer the same id.", rule=NAMED, merge="keys"
+    prefer: Prefer = option(
+        {},
+        "Which plugin wins where two offer the same id.",
+        rule="a table of KIND:ID=DISTRIBUTION",
+        merge="keys",
     )
     strict_plugins: bool = option(False, "Stop when any plugin is broken.")
     vae_tiling: bool = option(False, "Decode in tiles: less memory, a little slower.")

@@ -79,7 +79,7 @@ class Catalog:
         """The pipeline entry and the target of one of its blueprints.
 
         `name` is a pipeline id, `pipeline:blueprint`, or a blueprint name that only one pipeline
-        has. Raises UserError naming what there is.
+        has; a blueprint may be called like its pipeline. Raises UserError naming what there is.
         """
         name, colon, rest = name.partition(":")
         blueprint = rest if colon else blueprint
@@ -90,6 +90,8 @@ class Catalog:
                 return owners[0], owners[0].spec.blueprints[name]
             raise unknown("pipeline", name, self.pipelines)
         choices = entry.spec.blueprints
+        if not blueprint and not colon and name in choices:
+            blueprint = name
         if not blueprint:
             names = ", ".join(f"{name}:{choice}" for choice in choices) or "none"
             raise UserError(

@@ -107,7 +107,7 @@ def choose_attention(
             rows.append("is not exact and was not asked for")
         return tuple(rows)
 
-    return _choose("attention", list(entries), refusal, prefer, "--attention-backend", None)
+    return _choose("attention", list(entries), refusal, prefer, "--attention", None)
 
 
 def choose_kernel(

@@ -123,7 +123,7 @@ def _ambiguous(evidence: Evidence, rows: Iterable[Tried], pipeline: str) -> Mode
     return ModelError(
         f"model {evidence.name!r} can be served {what}equally well by {names}.",
         code="model_ambiguous",
-        remedy=f"Pin one with --pipeline {rows[0].pipeline}, or leave a plugin out with "
+        remedy=f"Pin one with --pipeline-class-name {rows[0].pipeline}, or leave a plugin out with "
         "SGLD_PLUGINS=-NAME.",
     )
 

@@ -17,7 +17,7 @@ from sgld.engine.call import Call, StageRun
 from sgld.engine.job import Job
 from sgld.engine.pipeline import Loaded, Media, Pipeline
 from sgld.engine.stage import Stage
-from sgld.stages.denoise import Denoise, guide
+from sgld.stages.denoise import Denoise, Frames, guide
 from sgld.stages.latents import InitialNoise
 from sgld.stages.timesteps import Timesteps
 
@@ -117,6 +117,10 @@ class EulerSampler:
         """One Euler step."""
         return latents + (self._sigmas[index + 1] - self._sigmas[index]) * output
 
+    def estimate(self, output: torch.Tensor, index: int, latents: torch.Tensor) -> torch.Tensor:
+        """Where a straight line from here ends."""
+        return latents - self._sigmas[index] * output
+
 
 class EncodePrompt(Stage):
     """Embeds the prompt and, when guidance is on, the negative prompt."""
@@ -171,6 +175,17 @@ class ToyDenoiser:
         """The latents as they are."""
         return job.slots.latents
 
+    def preview(self, job: Job, clean: torch.Tensor) -> Frames:
+        """The picture of an estimate."""
+        return decoded(job, clean)
+
+
+def decoded(job: Job, latents: torch.Tensor) -> Frames:
+    """The picture [1, size, size, 3] of latents."""
+    pixels = yield Call("vae", {"latents": latents}, method="decode")
+    side = job.params.size
+    return pixels.view(1, side, side, 3)
+
 
 class Decode(Stage):
     """Latents to pixels."""
@@ -181,9 +196,7 @@ class Decode(Stage):
     uses = ("vae",)
 
     def run(self, job: Job) -> StageRun:
-        pixels = yield Call("vae", {"latents": job.slots.latents}, method="decode")
-        side = job.params.size
-        job.slots.frames = pixels.view(1, side, side, 3)
+        job.slots.frames = yield from decoded(job, job.slots.latents)
 
 
 class ToyPipeline(Pipeline):

@@ -82,6 +82,15 @@ def materialise(module: nn.Module, device: torch.device, finish: Finish | None) 
         finish(module)
 
 
+def number_positions(module: nn.Module, device: torch.device) -> None:
+    """Fill every `position_ids` buffer inside `module` with 0, 1, …: transformers' CLIP towers make
+    it in `__init__`, and no checkpoint holds it."""
+    for part in module.modules():
+        ids = part._buffers.get("position_ids")
+        if ids is not None:
+            part._buffers["position_ids"] = torch.arange(ids.shape[-1], device=device)[None]
+
+
 def settle(module: nn.Module, device: torch.device, label: str) -> nn.Module:
     """Check that nothing is left on meta, move stray buffers to `device`, switch to eval mode.
 

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from sgld.api.errors import ModelError
+from sgld.api.errors import ModelError, ParameterError, Problem
 from sgld.weights.complete import check_complete
 from sgld.weights.files import ModelFiles, is_offline
 
@@ -40,11 +40,15 @@ def resolve(
 
     Raises:
         ModelError: `model_not_found` or `unsafe_file`.
+        ParameterError: a revision of a local path.
     """
     spelled = model_path.strip()
     if not spelled or "\0" in spelled:
         _not_found(model_path, "no model was named.", "Give a folder or a hub id `org/name`.")
     local = Path(os.path.expanduser(spelled)).absolute()
+    if revision is not None and os.path.exists(local):
+        message = f"{spelled!r} is on this machine, where it has no revisions."
+        raise ParameterError([Problem("revision", revision, message, "Leave it out.")])
     if os.path.isdir(local):
         return _folder(local, model_id=model_id)
     if os.path.isfile(local):

@@ -144,7 +144,7 @@ def _choose_files(folder: Path, variant: str) -> list[Path]:
     if groups:
         raise _incomplete(
             f"{folder} has no plain weights, only variants: {', '.join(others)}",
-            "Choose one with --model-variant.",
+            "Name one with --component-weights-path.COMPONENT.",
         )
     return []
 

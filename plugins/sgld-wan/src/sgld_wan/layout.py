@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sgld.api.errors import ModelError
+from sgld.api.errors import FeatureError, ModelError
 from sgld.weights.components import MODEL_INDEX, NO_OVERRIDES, ComponentOverrides
 from sgld.weights.files import ModelFiles
 from sgld.weights.layout import Located, diffusers_layout
@@ -34,12 +34,22 @@ def locate(files: ModelFiles, overrides: ComponentOverrides = NO_OVERRIDES) -> S
     is read when the component is loaded.
 
     Raises:
+        FeatureError: a first-and-last-frame checkpoint.
         ModelError: a file of the layout is missing (`checkpoint_incomplete`).
         ParameterError: an override names a component that is not there.
     """
     if files.exists(MODEL_INDEX):
-        return diffusers_layout(files, GROUPS, overrides)
+        located = diffusers_layout(files, GROUPS, overrides)
+        for where in located:
+            length = where.config.get("pos_embed_seq_len") if where.group == "dit" else None
+            if length is not None:
+                raise _two_frames(f"{where.name}/config.json: pos_embed_seq_len={length}")
+        return located
     layout = read_layout(files)
+    if layout is not None:
+        kind = layout.transformers["transformer"].get("model_type")
+        if kind == "flf2v":
+            raise _two_frames(f"config.json: model_type={kind!r}")
     if layout is None:
         raise ModelError(
             f"{files.root} is neither in the diffusers layout (model_index.json) nor in Wan's "
@@ -61,3 +71,11 @@ def locate(files: ModelFiles, overrides: ComponentOverrides = NO_OVERRIDES) -> S
             weights = overrides.weights.get(name, files.path(layout.weights[name]))
             located.append(Located(name, group, {}, weights, ORIGINAL))
     return located
+
+
+def _two_frames(evidence: str) -> FeatureError:
+    return FeatureError(
+        f"This checkpoint makes a video between a first and a last frame ({evidence}); sgld-wan "
+        "does not serve that.",
+        remedy="Use an image-to-video checkpoint, which takes the first frame only.",
+    )

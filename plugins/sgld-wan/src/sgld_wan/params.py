@@ -217,9 +217,11 @@ class WanDMDParams(WanTextLength, VideoParams):
         return settled._replace(findings=(*settled.findings, finding))
 
 
-class WanDMD5BParams(WanDMDParams):
-    """FastWan 2.2 5B."""
+class WanDMD5BParams(TakesImage, WanDMDParams):
+    """FastWan 2.2 5B: text to video, or picture to video when a picture is given."""
 
+    tasks: ClassVar[tuple[str, ...]] = ("text-to-video", "image-to-video")
+    size_from_image: ClassVar[bool] = True
     spatial_multiple: ClassVar[int] = 32
     min_size: ClassVar[int] = 32
     width: int = option(1280, "Width of a frame.", unit="pixels", ge=1, le=100_000)

@@ -77,6 +77,8 @@ def sgld_pipelines() -> Iterable[PipelineSpec]:
         rules=(
             _index("WanImageToVideoPipeline", _unset("expand_timesteps"), _unset("boundary_ratio")),
             (_original("i2v"),),
+            # Known, so that it can be refused by name (`sgld_wan.layout`).
+            (_original("flf2v"),),
         ),
         blueprints={"tiny": "tiny_i2v"},
         sizes=("wan2.1-i2v-14b-480p",),
@@ -151,6 +153,7 @@ def sgld_pipelines() -> Iterable[PipelineSpec]:
             "FastVideo/FastWan2.2-TI2V-5B-Diffusers",
         ),
         rules=(_index("WanDMDPipeline", Where(INDEX, "expand_timesteps")),),
+        blueprints={"tiny": "tiny_dmd_ti2v_5b"},
     )
     yield _spec(
         "wan-dmd-i2v-a14b",
@@ -159,6 +162,7 @@ def sgld_pipelines() -> Iterable[PipelineSpec]:
         "TurboWan 2.2 image-to-video A14B in a few steps",
         repos=("IPostYellow/TurboWan2.2-I2V-A14B-Diffusers",),
         rules=(_index("WanDMDPipeline", Where(INDEX, "boundary_ratio")),),
+        blueprints={"tiny": "tiny_dmd_i2v_a14b"},
     )
 
 

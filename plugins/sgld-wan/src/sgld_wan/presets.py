@@ -93,7 +93,13 @@ PRESETS: Final[Mapping[str, tuple[Preset, ...]]] = {
         ),
         Preset("tiny", _TINY, rules=_TINY_MODEL),
     ),
-    "wan-dmd-ti2v-5b": (Preset("base", {**_5B, "dmd_denoising_steps": DMD_STEPS}),),
-    "wan-dmd-i2v-a14b": (Preset("base", {**_720P, "dmd_denoising_steps": TURBO_IMAGE_STEPS}),),
+    "wan-dmd-ti2v-5b": (
+        Preset("base", {**_5B, "dmd_denoising_steps": DMD_STEPS}),
+        Preset("tiny", _TINY, rules=_TINY_MODEL),
+    ),
+    "wan-dmd-i2v-a14b": (
+        Preset("base", {**_720P, "dmd_denoising_steps": TURBO_IMAGE_STEPS}),
+        Preset("tiny", _TINY, rules=_TINY_MODEL),
+    ),
 }
 """Pipeline id → its presets."""

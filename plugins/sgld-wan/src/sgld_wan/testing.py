@@ -1,7 +1,8 @@
 """Tiny random Wan checkpoints: the real folder layout and every code path, under 5 MB each.
 
-- `tiny_t2v`, `tiny_i2v`, `tiny_t2v_a14b`, `tiny_i2v_a14b`, `tiny_ti2v_5b`, `tiny_dmd`
-  `(folder: Path) -> None` write a complete checkpoint in diffusers layout.
+- `tiny_t2v`, `tiny_i2v`, `tiny_t2v_a14b`, `tiny_i2v_a14b`, `tiny_ti2v_5b`, `tiny_dmd`,
+  `tiny_dmd_ti2v_5b`, `tiny_dmd_i2v_a14b` `(folder: Path) -> None` write a complete checkpoint in
+  diffusers layout.
 - `original_layout(source, target)` rewrites one of them in the layout of the Wan repositories.
 
 The widths are small but nothing else is: 512 text tokens, the real latent statistics, strides and
@@ -69,6 +70,8 @@ TI2V_5B = Recipe(
     seed=5,
 )
 DMD = Recipe("WanDMDPipeline", flow_shift=8.0, seed=1)
+DMD_TI2V_5B = TI2V_5B._replace(class_name="WanDMDPipeline")
+DMD_I2V_A14B = I2V_A14B._replace(class_name="WanDMDPipeline")
 
 
 def tiny_t2v(folder: Path) -> None:
@@ -99,6 +102,16 @@ def tiny_ti2v_5b(folder: Path) -> None:
 def tiny_dmd(folder: Path) -> None:
     """FastWan: the weights of `tiny_t2v` under pipeline class `WanDMDPipeline`, shift 8."""
     write(folder, DMD)
+
+
+def tiny_dmd_ti2v_5b(folder: Path) -> None:
+    """FastWan 2.2: the weights of `tiny_ti2v_5b` under pipeline class `WanDMDPipeline`."""
+    write(folder, DMD_TI2V_5B)
+
+
+def tiny_dmd_i2v_a14b(folder: Path) -> None:
+    """TurboWan 2.2: the weights of `tiny_i2v_a14b` under pipeline class `WanDMDPipeline`."""
+    write(folder, DMD_I2V_A14B)
 
 
 def write(folder: Path, recipe: Recipe) -> None:

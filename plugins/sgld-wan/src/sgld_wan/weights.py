@@ -105,6 +105,12 @@ _IMAGE_BLOCK: Final = {
     "mlp.2": "mlp.fc2",
 }
 VISION: Final = "vision_model."
+_MARKS: Final = {
+    "vae": "conv1.weight",
+    "text_encoder": "token_embedding.weight",
+    "image_encoder": "visual.patch_embedding.weight",
+}
+"""Per component, a tensor that only the original naming has."""
 _UNUSED_IMAGE: Final = ("visual.head", "textual.", "log_scale")
 
 RES_BLOCKS: Final = 2
@@ -120,6 +126,21 @@ class NameMap(NamedTuple):
 
     rename: Callable[[str], str | None]
     convert: Callable[[frozenset[str]], Sequence[Target]]
+
+
+def is_original(component: str, names: Collection[str]) -> bool:
+    """Whether the tensor names of a component are those of the Wan repositories, told by names that
+    every checkpoint has; packs put all their transformer's names behind a prefix."""
+    mark = _MARKS.get(component, "time_embedding.0.weight")
+    return mark in names or PACK_PREFIX + mark in names
+
+
+def unpacked(names: Collection[str]) -> Callable[[str], str | None]:
+    """Rename the transformer's tensors of a single-file pack, which may hold other components too,
+    to original names; any other file's names stay as they are."""
+    if not any(name.startswith(PACK_PREFIX) for name in names):
+        return lambda name: name
+    return lambda name: name.removeprefix(PACK_PREFIX) if name.startswith(PACK_PREFIX) else None
 
 
 def rename_dit(name: str) -> str | None:

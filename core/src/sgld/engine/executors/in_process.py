@@ -7,9 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import structlog
+
 from sgld.api.errors import SgldError
 from sgld.engine.executors.executor import Executor
 from sgld.messages import Event, Request
+
+log = structlog.get_logger("sgld.engine")
 
 
 class Drivable(Protocol):
@@ -36,17 +40,33 @@ class InProcessExecutor(Executor):
             target=self._serve, args=(build, started), name="sgld-engine", daemon=True
         )
         self._closed = False
+        self._lost: BaseException | None = None
         self._thread.start()
-        error = started.get()
+        try:
+            error = started.get()
+        except BaseException:
+            # Interrupted while it loads: the thread finds this wish as soon as it has an engine.
+            self._wishes.put(None)
+            raise
         if error is not None:
             self._thread.join()
             raise error
 
     def submit(self, requests: Sequence[Request]) -> None:
+        if self._lost is not None:
+            raise self._lost
         if self._closed:
             raise SgldError("the model is closed", code="closed")
         batch = list(requests)
-        self._wishes.put(lambda engine: [engine.submit(request) for request in batch])
+        self._wishes.put(lambda engine: [self._submit(engine, request) for request in batch])
+
+    def _submit(self, engine: Drivable, request: Request) -> None:
+        try:
+            engine.submit(request)
+        except ValueError as error:
+            # One request with an id that is taken must not cost the others the engine. There is no
+            # event for it either: its id belongs to the one that is running.
+            log.error("request refused", request=request.id, reason=str(error))
 
     def cancel(self, request_id: str) -> None:
         self._wishes.put(lambda engine: engine.cancel(request_id))
@@ -57,6 +77,7 @@ class InProcessExecutor(Executor):
         except queue.Empty:
             return None
         if isinstance(event, BaseException):
+            self._events.put(event)  # whoever asks next must hear of it too
             raise event
         return event
 
@@ -77,14 +98,20 @@ class InProcessExecutor(Executor):
         except BaseException as error:
             started.put(error)
             return
-        self._engine = engine
         started.put(None)
+        ended: BaseException = SgldError("the model is closed", code="closed")
         try:
             self._drive(engine)
         except BaseException as error:  # the caller's thread must hear of it, whatever it is
-            self._events.put(error)
-        finally:
+            self._lost = ended = error
+            self._events.put(error)  # before `close` reports what was open as cancelled
+        try:
             engine.close()
+        except Exception as error:
+            log.error("the engine did not close cleanly", error=repr(error), exc_info=error)
+        finally:
+            # After the last events of what was open, so that every waiting thread ends.
+            self._events.put(ended)
 
     def _drive(self, engine: Drivable) -> None:
         busy = False

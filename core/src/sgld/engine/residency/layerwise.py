@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from sgld.api.errors import FeatureError
 from sgld.engine.residency.movers import Mover
-from sgld.engine.residency.tensors import Swappable
+from sgld.engine.residency.tensors import Swappable, tensors_of
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
@@ -33,16 +36,20 @@ class Layerwise:
     """Holds a module's layers on the host and the rest of it on the device while it is in use.
 
     The next layer is copied while the present one computes; at most `ahead + 1` layers are on the
-    device. One layer ahead hides the copy when a layer computes longer than it copies.
+    device, in whatever order and however often the module calls them. One layer ahead hides the
+    copy when a layer computes longer than it copies.
     """
 
     def __init__(self, module: nn.Module, mover: Mover, ahead: int = 1) -> None:
         self._mover = mover
         self._ahead = ahead
-        layers = layers_of(module)
-        inside = {id(tensor) for layer in layers for tensor in _tensors(layer)}
-        self._layers = [Swappable([layer], mover) for layer in layers]
-        self._rest = _Rest(module, inside, mover)
+        layers = list(dict.fromkeys(layers_of(module)))
+        own = _own_tensors(module, layers)
+        moved = {id(tensor) for tensors in own for tensor in tensors}
+        self._layers = [Swappable(tensors, mover) for tensors in own]
+        self._rest = Swappable(
+            [tensor for tensor in tensors_of(module) if id(tensor) not in moved], mover
+        )
         for index, layer in enumerate(layers):
             layer.register_forward_pre_hook(self._before(index))
             # always_call: a layer that raises must not leave its copy behind.
@@ -71,6 +78,10 @@ class Layerwise:
 
     def _before(self, index: int) -> Any:
         def hook(module: nn.Module, inputs: Any) -> None:
+            # What was fetched ahead for another order than the module has now only takes room.
+            for other, layer in enumerate(self._layers):
+                if layer.uploaded and not layer.entered and not 0 <= other - index <= self._ahead:
+                    layer.leave()
             self._layers[index].enter()
             for step in range(1, self._ahead + 1):
                 self._fetch(index + step)
@@ -84,20 +95,17 @@ class Layerwise:
         return hook
 
 
-class _Rest(Swappable):
-    """The tensors of a module that belong to none of its layers."""
+def _own_tensors(module: nn.Module, layers: Sequence[nn.Module]) -> list[list[torch.Tensor]]:
+    """Of each layer, the tensors that nothing else in the module has.
 
-    def __init__(self, module: nn.Module, inside: set[int], mover: Mover) -> None:
-        holder = nn.Module()
-        for number, tensor in enumerate(_tensors(module)):
-            if id(tensor) in inside:
-                continue
-            if isinstance(tensor, nn.Parameter):
-                holder.register_parameter(str(number), tensor)
-            else:
-                holder.register_buffer(str(number), tensor)
-        super().__init__([holder], mover)
-
-
-def _tensors(module: nn.Module) -> list[Any]:
-    return [*module.parameters(), *module.buffers()]
+    What a layer shares with another one or with the rest is needed when the layer is not there.
+    """
+    inside = {id(part) for layer in layers for part in layer.modules()}
+    outside = [part for part in module.modules() if id(part) not in inside]
+    owners: Counter[int] = Counter()
+    for part in outside:
+        direct = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        owners.update({id(tensor) for tensor in direct})
+    for layer in layers:
+        owners.update({id(tensor) for tensor in tensors_of(layer)})
+    return [[t for t in tensors_of(layer) if owners[id(t)] == 1] for layer in layers]

@@ -10,7 +10,7 @@ from torch import nn
 
 from sgld.engine.residency.layerwise import Layerwise
 from sgld.engine.residency.movers import Mover
-from sgld.engine.residency.tensors import Swappable
+from sgld.engine.residency.tensors import Swappable, tensors_of
 
 Mode = Literal["resident", "component-offload", "layerwise-offload"]
 
@@ -31,7 +31,7 @@ class ComponentStore:
         for name, module in self._modules.items():
             mode = modes.get(name, "resident")
             if mode == "component-offload":
-                self._swaps[name] = Swappable([module], mover)
+                self._swaps[name] = Swappable(tensors_of(module), mover)
             elif mode == "layerwise-offload":
                 self._streams[name] = Layerwise(module, mover)
 
@@ -49,8 +49,8 @@ class ComponentStore:
         if name in self._streams:
             stream = self._streams[name]
             self._evict()
-            stream.enter()
             try:
+                stream.enter()  # inside: it may find room for a part only
                 yield self._modules[name]
             finally:
                 stream.leave()

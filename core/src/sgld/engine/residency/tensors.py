@@ -10,25 +10,22 @@ from torch import nn
 from sgld.engine.residency.movers import Mover
 
 
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers of a module, each once, though several names share it."""
+    return list({id(t): t for t in (*module.parameters(), *module.buffers())}.values())
+
+
 class Swappable:
-    """The parameters and buffers of some modules: held on the host, copied to the device on demand.
+    """Tensors of a module as one: held on the host, copied to the device on demand."""
 
-    A tensor that is shared by several names is moved once.
-    """
-
-    def __init__(self, owners: Iterable[nn.Module], mover: Mover) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor], mover: Mover) -> None:
         self._mover = mover
-        self._targets: list[torch.Tensor] = []
-        seen: set[int] = set()
-        for owner in owners:
-            for tensor in [*owner.parameters(), *owner.buffers()]:
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    self._targets.append(tensor)
+        self._targets = list(tensors)
         self._host = [mover.hold(tensor.data) for tensor in self._targets]
         self._set(self._host)
         self._mark: object = None
         self._device: list[torch.Tensor] | None = None
+        self._entered = False
 
     @property
     def nbytes(self) -> int:
@@ -39,6 +36,11 @@ class Swappable:
     def uploaded(self) -> bool:
         """Whether a device copy exists or is under way."""
         return self._device is not None
+
+    @property
+    def entered(self) -> bool:
+        """Whether the module's tensors are the device copies now."""
+        return self._entered
 
     def fetch(self) -> None:
         """Start copying to the device, if that has not begun."""
@@ -52,6 +54,7 @@ class Swappable:
         self._mover.wait(self._mark)
         if self._device is not None:
             self._set(self._device)
+            self._entered = True
 
     def leave(self) -> None:
         """Back to the host copies; the device copies are given up."""
@@ -60,6 +63,7 @@ class Swappable:
         self._set(self._host)
         self._mover.discard(self._device)
         self._device = None
+        self._entered = False
 
     def _set(self, tensors: Sequence[torch.Tensor]) -> None:
         for target, tensor in zip(self._targets, tensors, strict=True):

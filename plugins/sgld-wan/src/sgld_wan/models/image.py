@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
+from sgld.weights.module import number_positions
+
 
 class ImageEncoder(nn.Module):
     """A CLIP vision tower that gives its last but one hidden state, class token included."""
@@ -19,10 +21,7 @@ class ImageEncoder(nn.Module):
 
     def materialise_buffers(self, device: torch.device) -> None:
         """Number the positions: a buffer that no checkpoint holds."""
-        for module in self.model.modules():
-            ids = getattr(module, "position_ids", None)
-            if isinstance(ids, torch.Tensor):
-                module.position_ids = torch.arange(ids.shape[-1], device=device)[None]
+        number_positions(self.model, device)
 
     def layer_groups(self) -> nn.ModuleList:
         """The layers that layerwise offload streams."""

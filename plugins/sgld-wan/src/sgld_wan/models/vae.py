@@ -15,7 +15,8 @@ class Vae(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], *, tiling: bool = False) -> None:
         super().__init__()
-        self.model = AutoencoderKLWan.from_config(dict(config))
+        # Typed as Any: from_config is declared to return a pair as well.
+        self.model: Any = AutoencoderKLWan.from_config(dict(config))
         if tiling:
             self.model.enable_tiling()
 

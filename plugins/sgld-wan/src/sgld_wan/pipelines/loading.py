@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
 from sgld.api.errors import ModelError
 from sgld.engine.loading import Loader
 from sgld.engine.pipeline import Loaded
-from sgld.weights.checkpoint import Checkpoint
+from sgld.stages.latent_scale import ChannelScale
 from sgld.weights.layout import Located
-from sgld.weights.mapping import Convert
+from sgld.weights.mapping import Target
 from sgld_wan.layout import ORIGINAL
 from sgld_wan.models.config import WanConfig
 from sgld_wan.models.dit import WanTransformer, keep_fp32
@@ -21,8 +23,10 @@ from sgld_wan.models.image import ImageEncoder
 from sgld_wan.models.text import TextEncoder
 from sgld_wan.models.vae import Vae
 from sgld_wan.originals import OriginalLayout, component_config, read_layout
-from sgld_wan.stages.decode import LatentScale
-from sgld_wan.weights import name_map, rename_saved_image_encoder
+from sgld_wan.schedulers import check_scheduler
+from sgld_wan.weights import is_original, name_map, rename_saved_image_encoder, unpacked
+
+log = structlog.get_logger("sgld.wan")
 
 WRAPPED = "model."
 """Wrapped library modules carry this prefix in our module's state dict."""
@@ -31,20 +35,24 @@ SPARSE_GATE = "*.to_gate_compress.*"
 
 
 def load_wan(loader: Loader) -> Loaded:
-    """Every component of a Wan checkpoint, and the light parts its stages use."""
+    """Every component of a Wan checkpoint, and the light parts its stages use.
+
+    The light parts come first, and what does not fit together is refused then: nobody should wait
+    for the weights to hear of it.
+    """
     original = read_layout(loader.files)
-    located = [_configured(loader, where, original) for where in loader.located.values()]
-    loaded = Loaded()
-    for where in located:
-        make = _transformer if where.group == "dit" else _wrapped
-        loaded.modules[where.name] = make(loader, where)
-    by_name = {where.name: where for where in located}
-    vae = by_name["vae"].config
+    located = {
+        where.name: _configured(loader, where, original) for where in loader.located.values()
+    }
     index = original.index if original else loader.files.read_json("model_index.json") or {}
+    boundary = index.get("boundary_ratio")
+    _check_parts(located, boundary)
+    vae = located["vae"].config
+    loaded = Loaded()
     loaded.parts = {
         "tokenizer": load_tokenizer(loader, original),
         "scheduler": _scheduler(loader, original),
-        "latent_scale": LatentScale(vae["latents_mean"], vae["latents_std"]),
+        "latent_scale": ChannelScale(vae["latents_mean"], vae["latents_std"]),
         "latent_channels": vae["z_dim"],
         "vae_stride": (
             vae.get("scale_factor_temporal", 4),
@@ -52,69 +60,122 @@ def load_wan(loader: Loader) -> Loaded:
         ),
         "vae_dtype": loader.dtypes["vae"],
         "compute_dtype": loader.dtypes["transformer"],
-        "boundary_ratio": index.get("boundary_ratio"),
+        "boundary_ratio": boundary,
     }
-    if "image_encoder" in by_name:
-        size = by_name["image_encoder"].config["image_size"]
+    if "image_encoder" in located:
+        size = located["image_encoder"].config["image_size"]
         loaded.parts["image_processor"] = load_image_processor(loader, size, original)
+    for name, where in located.items():
+        make = _transformer if where.group == "dit" else _wrapped
+        loaded.modules[name] = make(loader, where)
     return loaded
 
 
+def _check_parts(located: Mapping[str, Located], boundary: float | None) -> None:
+    """Refuse a checkpoint whose components do not belong together."""
+    wrong = [
+        f"the checkpoint has no {name!r}"
+        for name in ("transformer", "vae", "text_encoder")
+        if name not in located
+    ]
+    if boundary is not None and "transformer_2" not in located:
+        wrong.append(f"boundary_ratio={boundary} needs a second expert, 'transformer_2'")
+    if boundary is None and "transformer_2" in located:
+        wrong.append("'transformer_2' is there without a boundary_ratio in model_index.json")
+    if "transformer" in located:
+        width = located["transformer"].config.get("image_dim")
+        if width is not None and "image_encoder" not in located:
+            wrong.append(f"transformer/config.json has image_dim={width} but no 'image_encoder'")
+        if width is None and "image_encoder" in located:
+            wrong.append("'image_encoder' is there, but the transformer takes no image tokens")
+    if wrong:
+        raise ModelError(
+            "the components do not fit together: " + "; ".join(wrong) + ".",
+            code="checkpoint_incomplete",
+            remedy="Fetch the whole checkpoint again.",
+        )
+
+
 def _configured(loader: Loader, located: Located, original: OriginalLayout | None) -> Located:
+    """The component with its configuration and the naming that its tensors really have: a file that
+    replaces its weights may come from another kind of checkpoint."""
+    if loader.dummy and original is None:
+        return located  # its files may not be there
+    names = loader.checkpoint(located.name).shapes
+    is_theirs = is_original(located.name, names)
     if original is None:
-        return located
-    checkpoint = Checkpoint.open(
-        located.weights, allow_pickle=loader.allow_pickle, field=located.name
-    )
-    return located._replace(config=component_config(located.name, original, checkpoint.shapes))
+        return located._replace(naming=ORIGINAL if is_theirs else located.naming)
+    if not is_theirs:
+        raise ModelError(
+            f"component {located.name!r}: its weights have diffusers' tensor names, and in the "
+            "original layout there is no configuration for those.",
+            remedy="Give weights with the original names, or use the diffusers folder of the "
+            f"model with --component-weights-path.{located.name}.",
+        )
+    return located._replace(config=component_config(located.name, original, names))
 
 
 def _transformer(loader: Loader, located: Located) -> nn.Module:
     config = WanConfig.from_json(located.config)
-    rename = name_map("transformer").rename if located.naming == ORIGINAL else None
+    names = () if loader.dummy else tuple(loader.checkpoint(located.name))
+    known = name_map("transformer").rename if located.naming == ORIGINAL else _same
+    gates = sum(fnmatch(name, SPARSE_GATE) for name in names)
+    if gates:
+        log.warning(
+            "the checkpoint has gates of sparse attention, which are not used: dense attention "
+            "runs instead, slower and not exactly as it was trained",
+            component=located.name,
+            tensors=gates,
+        )
     return loader.module(
         located.name,
         lambda: WanTransformer(config, loader.ops),
-        rename=rename,
+        rename=_chain(unpacked(names), known),
         keep_float32=keep_fp32,
         ignore=(SPARSE_GATE,),
     )
+
+
+def _same(name: str) -> str | None:
+    return name
+
+
+def _wrap(name: str) -> str | None:
+    return WRAPPED + name
+
+
+def _chain(*renames: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """One renaming after the other; None, a dropped tensor, ends it."""
+
+    def rename(name: str) -> str | None:
+        found: str | None = name
+        for step in renames:
+            found = None if found is None else step(found)
+        return found
+
+    return rename
 
 
 def _wrapped(loader: Loader, located: Located) -> nn.Module:
     build = _builder(loader, located)
     with torch.device("meta"):
         names = {name.removeprefix(WRAPPED) for name in build().state_dict()}
-    rename: Callable[[str], str | None] | None = None
-    convert: Convert = ()
-    if located.naming == ORIGINAL:
-        names_of = name_map(located.name)
-        saved = rename_saved_image_encoder(names) if located.name == "image_encoder" else None
+    spelled = rename_saved_image_encoder(names) if located.name == "image_encoder" else _same
+    if located.naming != ORIGINAL:
+        return loader.module(located.name, build, rename=_chain(spelled, _wrap))
+    names_of = name_map(located.name)
 
-        def rename(name: str) -> str | None:
-            new = names_of.rename(name)
-            return None if new is None else WRAPPED + (saved(new) or new if saved else new)
+    def convert(present: frozenset[str]) -> list[Target]:
+        bare = frozenset(name.removeprefix(WRAPPED) for name in present)
+        return [
+            target._replace(
+                name=WRAPPED + target.name,
+                sources=tuple(WRAPPED + source for source in target.sources),
+            )
+            for target in names_of.convert(bare)
+        ]
 
-        def convert(present: frozenset[str]) -> Any:
-            bare = frozenset(name.removeprefix(WRAPPED) for name in present)
-            return [
-                target._replace(
-                    name=WRAPPED + target.name,
-                    sources=tuple(WRAPPED + source for source in target.sources),
-                )
-                for target in names_of.convert(bare)
-            ]
-    elif located.name == "image_encoder":
-        saved_names = rename_saved_image_encoder(names)
-
-        def rename(name: str) -> str | None:
-            new = saved_names(name)
-            return None if new is None else WRAPPED + new
-    else:
-
-        def rename(name: str) -> str | None:
-            return WRAPPED + name
-
+    rename = _chain(names_of.rename, spelled, _wrap)
     return loader.module(located.name, build, rename=rename, convert=convert)
 
 
@@ -131,6 +192,12 @@ def load_tokenizer(loader: Loader, original: OriginalLayout | None) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415 (5 s of imports)
 
     folder = original.tokenizer if original else "tokenizer"
+    if not loader.files.exists(folder):
+        raise ModelError(
+            f"component 'tokenizer': the folder {folder} is missing.",
+            code="checkpoint_incomplete",
+            remedy="Fetch it again.",
+        )
     return AutoTokenizer.from_pretrained(loader.files.path(folder), local_files_only=True)
 
 
@@ -156,4 +223,5 @@ def _scheduler(loader: Loader, original: OriginalLayout | None) -> dict[str, Any
             code="checkpoint_incomplete",
             remedy="Fetch the missing file.",
         )
+    check_scheduler(config)
     return config

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from sgld.api.errors import ModelError
 from sgld.engine.job import Job
 from sgld.engine.loading import Loader
 from sgld.engine.pipeline import Loaded, Media, Pipeline
 from sgld.engine.stage import Stage
 from sgld.stages.denoise import Denoise
 from sgld.stages.latents import InitialNoise
+from sgld.stages.renoise import RenoiseSampler
 from sgld.stages.sampler import Sampler, SchedulerSampler
 from sgld.stages.timesteps import Timesteps
 from sgld_wan.pipelines.loading import load_wan
+from sgld_wan.schedulers import scheduler_maker, stored_shift
 from sgld_wan.stages.decode import Decode
 from sgld_wan.stages.image import EncodeImage, FirstFrameChannels, FirstFrameLatents
 from sgld_wan.stages.predict import Predict, PredictWithChannels, PredictWithPinnedFrame
-from sgld_wan.stages.renoise import RenoiseSampler
 from sgld_wan.stages.text import EncodePrompt
 
 
@@ -54,19 +54,15 @@ class WanPipeline(Pipeline):
 
     def sampler(self, job: Job) -> Sampler:
         """The checkpoint's own scheduler, with the request's shift if one is given."""
-        config = dict(job.parts["scheduler"])
         shift = getattr(job.params, "flow_shift", None)
-        if shift is not None:
-            config["flow_shift" if "flow_shift" in config else "shift"] = shift
-        make = scheduler_maker(config)
+        make = scheduler_maker(job.parts["scheduler"], shift)
         return SchedulerSampler(make, job.params.num_inference_steps, job.device)
 
     def used(self, job: Job) -> Mapping[str, Any]:
         """Shift, boundary and second scale, where they came from the checkpoint or a rule."""
         params, used = job.params, {}
         if getattr(params, "flow_shift", None) is None:
-            scheduler = job.parts["scheduler"]
-            used["flow_shift"] = scheduler.get("flow_shift", scheduler.get("shift"))
+            used["flow_shift"] = stored_shift(job.parts["scheduler"])
         if getattr(params, "boundary_ratio", 0.0) is None:
             used["boundary_ratio"] = job.parts["boundary_ratio"]
         if getattr(params, "guidance_scale_2", 0.0) is None:
@@ -125,28 +121,6 @@ def latent_shape(job: Job) -> tuple[int, int, int, int, int]:
     params = job.params
     frames = (params.num_frames - 1) // time + 1
     return (1, job.parts["latent_channels"], frames, params.height // space, params.width // space)
-
-
-def scheduler_maker(config: dict[str, Any]) -> Any:
-    """A function that makes a fresh scheduler of the class that `config` names."""
-    from diffusers.schedulers.scheduling_flow_match_euler_discrete import (  # noqa: PLC0415
-        FlowMatchEulerDiscreteScheduler,
-    )
-    from diffusers.schedulers.scheduling_unipc_multistep import (  # noqa: PLC0415
-        UniPCMultistepScheduler,
-    )
-
-    classes = {
-        "UniPCMultistepScheduler": UniPCMultistepScheduler,
-        "FlowMatchEulerDiscreteScheduler": FlowMatchEulerDiscreteScheduler,
-    }
-    name = config.get("_class_name")
-    if name not in classes:
-        raise ModelError(
-            f"scheduler _class_name={name!r} is not one that Wan uses.",
-            remedy=f"Use one of {', '.join(classes)} in scheduler/scheduler_config.json.",
-        )
-    return lambda: classes[name].from_config(config)
 
 
 __all__ = [

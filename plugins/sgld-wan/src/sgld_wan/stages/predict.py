@@ -9,8 +9,9 @@ import torch
 
 from sgld.engine.call import Call
 from sgld.engine.job import Job
-from sgld.stages.denoise import guide
-from sgld_wan.stages.renoise import TRAIN_STEPS
+from sgld.stages.denoise import Frames, guide
+from sgld.stages.renoise import TRAIN_STEPS
+from sgld_wan.stages.decode import decoded
 
 
 class Predict:
@@ -72,6 +73,11 @@ class Predict:
     def finish(self, job: Job) -> torch.Tensor:
         """The latents that are decoded."""
         return job.slots.latents
+
+    def preview(self, job: Job, clean: torch.Tensor) -> Frames:
+        """The latent frame in the middle, decoded alone: a whole clip would take too long."""
+        middle = clean.shape[2] // 2
+        return decoded(job, clean[:, :, middle : middle + 1])
 
 
 class PredictWithChannels(Predict):

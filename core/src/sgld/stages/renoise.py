@@ -1,6 +1,8 @@
-"""Few-step sampling of distilled Wan (DMD): predict clean latents, add fresh noise, repeat.
+"""Few-step sampling of models distilled by distribution matching (DMD): predict clean latents, add
+fresh noise, repeat.
 
-Source: FastVideo `fastvideo/pipelines`, Self-Forcing `pipeline/causal_inference.py`.
+Sources: Yin et al., arXiv 2405.14867; the public code of Self-Forcing,
+`pipeline/causal_inference.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 TRAIN_STEPS = 1000
+"""Steps of the training schedule: a model time is this times the noise level."""
 
 
 class RenoiseSampler:
@@ -44,9 +47,16 @@ class RenoiseSampler:
         return self._table[index]
 
     def step(self, output: torch.Tensor, index: int, latents: torch.Tensor) -> torch.Tensor:
-        clean = latents.double() - self._sigmas[index] * output.double()
+        clean = self._clean(output, index, latents)
         if index + 1 == len(self._sigmas):
             return clean.to(latents.dtype)
         sigma = self._sigmas[index + 1]
         fresh = self._noise(tuple(latents.shape)).double()
         return ((1 - sigma) * clean + sigma * fresh).to(latents.dtype)
+
+    def estimate(self, output: torch.Tensor, index: int, latents: torch.Tensor) -> torch.Tensor:
+        """The clean latents that this step predicts."""
+        return self._clean(output, index, latents).to(latents.dtype)
+
+    def _clean(self, output: torch.Tensor, index: int, latents: torch.Tensor) -> torch.Tensor:
+        return latents.double() - self._sigmas[index] * output.double()

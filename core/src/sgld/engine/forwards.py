@@ -1,0 +1,131 @@
+"""One forward: which calls share it, where their results go, and what a failure takes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import structlog
+import torch
+
+from sgld.engine.batching import BatchLimit, NotPartableError, gather, join, part
+from sgld.engine.call import Call
+from sgld.engine.memo import Memo
+from sgld.engine.residency.store import ComponentStore
+from sgld.engine.running import Running
+from sgld.engine.timing import Share, Stopwatch
+
+log = structlog.get_logger("sgld.engine")
+
+
+class Member(NamedTuple):
+    """One call in a forward, and where its result goes."""
+
+    running: Running
+    place: int
+    call: Call
+
+
+class Forwards:
+    """Runs calls on the components, several at once where they may share a forward.
+
+    Args:
+        store: the components.
+        device: where they run.
+        limit: how large a shared forward may become.
+        memo: results of calls that need not be computed again.
+        fault: told of a job whose call failed, with the error.
+    """
+
+    def __init__(
+        self,
+        store: ComponentStore,
+        device: torch.device,
+        limit: BatchLimit,
+        memo: Memo,
+        fault: Callable[[Running, Exception], None],
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._limit = limit
+        self._memo = memo
+        self._fault = fault
+        self._unshared: set[tuple[str, str]] = set()
+        self.counts: dict[str, int] = {}
+
+    def run(self, head: Member, line: Iterable[Running]) -> list[Running]:
+        """Give the head's call its result, and those of `line` that can have theirs by the way.
+
+        The result is the jobs that took part.
+        """
+        key = head.call.memo_key()
+        if key is not None and key in self._memo:
+            head.running.settle(head.place, self._memo.get(key)[1], None)
+            return [head.running]
+        members = [head, *self._companions(head, line)]
+        self._forward(members)
+        return list(dict.fromkeys(member.running for member in members))
+
+    def close(self) -> None:
+        """Forget every result and free the components."""
+        self._memo.clear()
+        self._store.close()
+
+    def _companions(self, head: Member, line: Iterable[Running]) -> list[Member]:
+        call = head.call
+        if (call.component, call.method) in self._unshared:
+            return []
+        candidates: list[Member] = []
+        # What is remembered, or computed by this very forward, need not be computed again.
+        known = {call.memo_key()}
+        for running in line:
+            for place, other in running.waiting():
+                if running is head.running and place == head.place:
+                    continue
+                key = other.memo_key()
+                if key is None or (key not in known and key not in self._memo):
+                    candidates.append(Member(running, place, other))
+                    known.add(key)
+        chosen = gather(call, [member.call for member in candidates], self._limit)
+        return [candidates[position] for position in chosen]
+
+    def _forward(self, members: Sequence[Member]) -> None:
+        calls = [member.call for member in members]
+        try:
+            results, watch = self._call(calls)
+        except Exception as error:
+            if len(members) == 1:
+                self._fault(members[0].running, error)
+                return
+            log.warning("shared forward failed, running its calls alone", error=repr(error))
+            if isinstance(error, NotPartableError):
+                self._unshared.add((calls[0].component, calls[0].method))
+        else:
+            self._settle(members, results, watch)
+            return
+        # A shared forward that fails must not take its companions along: each one again, alone, so
+        # that only the one at fault fails. Outside the `except`, where the failed forward's
+        # tensors are free again: it may have failed for want of memory.
+        for member in members:
+            if not member.running.closed:
+                self._forward([member])
+
+    def _call(self, calls: Sequence[Call]) -> tuple[list[Any], Stopwatch]:
+        first = calls[0]
+        with self._store.acquire(first.component) as module:
+            method = module if first.method == "forward" else getattr(module, first.method)
+            watch = Stopwatch(self._device)
+            # A name in profiles; microseconds when nobody profiles.
+            with torch.profiler.record_function(f"{first.component}.{first.method} x{len(calls)}"):
+                result = method(**join(calls))
+            watch.stop()
+        self.counts[first.component] = self.counts.get(first.component, 0) + 1
+        return part(result, calls), watch
+
+    def _settle(self, members: Sequence[Member], results: list[Any], watch: Stopwatch) -> None:
+        for member, result in zip(members, results, strict=True):
+            key = member.call.memo_key()
+            if key is not None:
+                self._memo.put(key, result)
+            share = watch if len(members) == 1 else Share(watch, len(members))
+            member.running.settle(member.place, result, share)

@@ -1,0 +1,129 @@
+"""The engine as the HTTP process sees it: requests out, events in, never blocking the loop.
+
+One thread reads the executor's events and hands each to the request it belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import structlog
+
+from sgld.api.errors import SgldError
+from sgld.engine.executors.executor import Executor
+from sgld.messages import LAST, Event, Request
+
+log = structlog.get_logger("sgld.server")
+
+
+class Watched(Protocol):
+    """What the server asks of an executor beyond `Executor`."""
+
+    @property
+    def state(self) -> Any:
+        """An `EngineState`."""
+        ...
+
+
+class EngineClient:
+    """Routes an executor's events to whoever submitted the request.
+
+    Args:
+        executor: the supervised engine.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = threading.Event()
+        self._lost = ""
+        self._thread = threading.Thread(target=self._pump, name="sgld-events", daemon=True)
+
+    @property
+    def state(self) -> Any:
+        """The engine's state now."""
+        return self._executor.state  # pyright: ignore[reportAttributeAccessIssue]
+
+    def start(self) -> None:
+        """Begin to read events, for the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Stop the engine and the reader; every open request ends. Safe to call again."""
+        await asyncio.to_thread(self.close_executor)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, timeout)
+        self._lose("The engine was stopped.")
+
+    def close_executor(self) -> None:
+        """Stop the engine where there is no loop (any more)."""
+        self._executor.close()
+        self._stopping.set()
+
+    @asynccontextmanager
+    async def run(self, request: Request) -> AsyncIterator[AsyncIterator[Event]]:
+        """Submit a request; the block iterates its events. Leaving early cancels it.
+
+        Raises:
+            SgldError: the engine is closed or lost for good.
+            ValueError: a request with this id is open.
+        """
+        if self._lost:
+            raise SgldError(self._lost, code="engine_lost")
+        if request.id in self._queues:
+            raise ValueError(f"request id {request.id!r} is already open")
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._queues[request.id] = queue
+        ended = False
+
+        async def events() -> AsyncIterator[Event]:
+            nonlocal ended
+            while not ended:
+                event = await queue.get()
+                ended = event.kind in LAST
+                yield event
+
+        try:
+            self._executor.submit([request])
+            yield events()
+        finally:
+            self._queues.pop(request.id, None)
+            if not ended:
+                self._executor.cancel(request.id)
+
+    def _pump(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                event = self._executor.next_event(timeout=0.5)
+            except Exception as error:  # an engine that is lost for good says so in its state
+                if not self._stopping.is_set():
+                    log.error("engine events ended", error=repr(error))
+                    self._call(self._lose, f"The engine was lost: {error}")
+                return
+            if event is not None:
+                self._call(self._deliver, event)
+
+    def _deliver(self, event: Event) -> None:
+        queue = self._queues.get(event.request_id)
+        if queue is not None:
+            queue.put_nowait(event)
+
+    def _lose(self, reason: str) -> None:
+        self._lost = reason
+        for request_id, queue in self._queues.items():
+            queue.put_nowait(Event("failed", request_id, code="engine_lost", message=reason))
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop closed between the check and the call
+            return

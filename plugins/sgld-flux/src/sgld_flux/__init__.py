@@ -1,0 +1,1 @@
+"""FLUX for sgld; `sgld_flux.plugin` says what is here."""

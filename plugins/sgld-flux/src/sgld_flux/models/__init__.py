@@ -1,0 +1,1 @@
+"""The networks of FLUX.1 and FLUX.2."""

@@ -1,0 +1,1 @@
+"""SANA for sgld; `sgld_sana.plugin` says what is here."""

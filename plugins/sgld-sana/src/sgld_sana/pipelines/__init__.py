@@ -1,0 +1,1 @@
+"""SANA's pipelines: loading, and the order of stages."""
