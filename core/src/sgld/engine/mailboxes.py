@@ -89,7 +89,9 @@ class Mailboxes:
         lost: BaseException | None = None
         try:
             event = self._executor.next_event()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise  # this reader was interrupted; the engine is well
+        except BaseException as error:  # whatever ended the engine, everybody must hear of it
             lost = error
         finally:
             with self._changed:
