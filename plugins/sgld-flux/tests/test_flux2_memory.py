@@ -74,7 +74,8 @@ def test_a_cancelled_request_frees_its_memory(tiny: Tiny, made: Any) -> None:
         (request, _), kinds = asked[0], []
         for event in model.run([request]):
             kinds.append(event.kind)
-            if event.kind == "step":
+            # Later steps may have been reported already: only the first precedes the cancel.
+            if event.kind == "step" and kinds.count("step") == 1:
                 assert made[0]() is not None
                 model.cancel(request.id)
         assert kinds[-1] == "cancelled"
