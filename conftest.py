@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 # A busy machine is no fault of the code: tests assert no wall-clock times.
 hypothesis.settings.register_profile("sgld", deadline=None)
 hypothesis.settings.load_profile("sgld")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start background jobs so, and every process that a test starts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_ALL = os.environ.get("SGLD_TEST_REQUIRE_ALL") == "1"
 

@@ -35,7 +35,7 @@ class Saved(NamedTuple):
     `fps` is 0 for a picture; `padded` says that an edge line was added (MP4 of odd size)."""
 
     path: Path
-    sidecar: Path
+    sidecar: Path | None
     latents_path: Path | None
     width: int
     height: int
@@ -67,6 +67,7 @@ def save_output(
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
     save_latents: bool = False,
+    sidecar: bool = True,
     prompt: str = "",
     count: int = 1,
     now: datetime | None = None,
@@ -85,6 +86,8 @@ def save_output(
         overwrite: replace files of that name instead of choosing a free one.
         metadata: more to record: `model`, `versions`, `warnings`, …
         save_latents: also write `name.safetensors` with the tensor `latents`.
+        sidecar: also write the record beside the file; what is embedded in the file says the same
+            except timings and warnings.
         prompt: for the name.
         count: outputs of this request; more than one adds `_index` to the name.
         now: time for the name and the record; the clock by default.
@@ -122,7 +125,8 @@ def save_output(
     else:
         name = _explicit_name(file_name, kind, output.index, count)
     folder_format = not kind.extension
-    endings = (SIDECAR_SUFFIX, LATENTS_SUFFIX) if save_latents else (SIDECAR_SUFFIX,)
+    wanted = {SIDECAR_SUFFIX: sidecar, LATENTS_SUFFIX: save_latents}
+    endings = tuple(ending for ending, asked in wanted.items() if asked)
     with hold(Path(folder), name, overwrite, companions=endings, directory=folder_format) as path:
         record = _record(output, kind, number, preset, metadata or {}, now)
         written = _write(path, output, kind, number, preset, _embedded(record))
@@ -135,8 +139,8 @@ def save_output(
             "bytes": written.bytes,
             "latents": latents_path.name if latents_path else None,
         }
-        sidecar = write_sidecar(path, record)
-    return Saved(path, sidecar, latents_path, *written, kind.name, tuple(record["warnings"]))
+        beside = write_sidecar(path, record) if sidecar else None
+    return Saved(path, beside, latents_path, *written, kind.name, tuple(record["warnings"]))
 
 
 def check_saving(

@@ -13,6 +13,7 @@ from sgld.server.content import send_output
 from sgld.server.errors import check_ready, check_task, not_found
 from sgld.server.inputs import load_and_prepare
 from sgld.server.jobs.store import Job
+from sgld.server.jobs.table import ENDED
 from sgld.server.openapi import file_answers, picture_answers, request_body
 from sgld.server.picture_events import base64_of, follow, why_ended
 from sgld.server.services import Services
@@ -74,19 +75,23 @@ async def _images(services: Services, request: Request, kind: Kind, body: Body) 
     del images, body
     if prepared.output["stream"]:
         return await follow(services, job, kind)
-    job = await _wait(services, request, job)
-    answer = await _answer(services, request, job, prepared.output["response_format"])
-    # Made here: the framework would look at every value, and large pictures would block the loop.
+    wanted = prepared.output["response_format"]
+    job = await _wait(services, request, job, stored=wanted == "url")
+    answer = await _answer(services, request, job, wanted)
+    if wanted == "url":
+        return JSONResponse(answer)
+    # Large pictures would block the loop.
     return await services.files(JSONResponse, answer)
 
 
-async def _wait(services: Services, request: Request, job: Job) -> Job:
-    """Wait for the end of a job; a client that goes away takes its job along.
+async def _wait(services: Services, request: Request, job: Job, *, stored: bool) -> Job:
+    """Wait for the end of a job, or until the end is `stored`; a client that goes away takes its
+    job along.
 
     Raises:
         SgldError: the job failed, with its code.
     """
-    ended = asyncio.create_task(_last(services, job.id))
+    ended = asyncio.create_task(_last(services, job.id, stored))
     gone = asyncio.create_task(_gone(request))
     try:
         await asyncio.wait([ended, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -106,10 +111,12 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _last(services: Services, job_id: str) -> Job | None:
+async def _last(services: Services, job_id: str, stored: bool) -> Job | None:
     job: Job | None = None
     async for happened in services.runner.watch(job_id):
         job = happened.job
+        if job.status in ENDED and not stored:
+            break
     return job
 
 

@@ -232,7 +232,9 @@ def serve(options: ServerOptions, plan: ModelPlan, listener: socket.socket | Non
             server = Server(_config(options, services), services)
             host, port = listener.getsockname()[:2]
             log.info("listening", host=host, port=port, model=services.name)
-            asyncio.run(server.serve(sockets=[listener]))
+            # uvloop where it is installed; see uvicorn's `loop="auto"`.
+            with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+                runner.run(server.serve(sockets=[listener]))
         finally:
             # Nothing to do after an orderly end.
             services.engine.close_executor()

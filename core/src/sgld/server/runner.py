@@ -302,6 +302,11 @@ class Runner:
         if status != "completed":
             await self._discard(job, active.keys)
         ended = replace(job, **fields)
+        self._account(active, ended)
+        if job.kind == "image":
+            # Whoever is sent the picture itself need not wait for the store.
+            active.job = ended
+            active.tell()
         try:
             kept = await self._write(ended, fields)
         except SgldError as error:
@@ -313,8 +318,8 @@ class Runner:
         else:
             active.job = ended
             await self._written(active, kept)
-        self._account(active)
-        active.tell()
+        if job.kind != "image":
+            active.tell()
 
     async def _written(self, active: Active, kept: bool) -> None:
         """What follows once the store has taken a job's end, or does not know the job any more."""
@@ -350,9 +355,9 @@ class Runner:
             del self._unwritten[job_id]
             await self._written(active, kept)
 
-    def _account(self, active: Active) -> None:
+    def _account(self, active: Active, job: Job) -> None:
         """Tell metrics, request log and trace how a job ended."""
-        services, job = self._services, active.job
+        services = self._services
         seconds = time.monotonic() - active.accepted
         error = job.error or {}
         code = error.get("code", "")

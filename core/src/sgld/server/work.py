@@ -162,15 +162,15 @@ def _save(services: Services, job: Job, output: Output, scratch: Path) -> dict[s
         format=wanted["format"],
         quality=wanted.get("quality"),
         preset=wanted.get("preset"),
+        # The record in the file itself and the job's own say all that it would.
+        sidecar=False,
         metadata={"model": job.model, "warnings": job.request.get("warnings", [])},
     )
     try:
         # A clip may be worth minutes of a device; whoever asked for a picture gets it right now.
         services.outputs.put(key, saved.path, wanted["media_type"], flush=job.kind == "video")
     finally:
-        # The record in the file itself says all that the one beside it does.
-        for path in (saved.path, saved.sidecar):
-            path.unlink(missing_ok=True)
+        saved.path.unlink(missing_ok=True)
     return {
         "key": key,
         "media_type": wanted["media_type"],
