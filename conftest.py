@@ -10,6 +10,10 @@ from typing import Any
 import hypothesis
 import pytest
 
+# Tiny tensors gain nothing from threads and lose much to their meeting each other on few cores; for
+# this process before torch is imported, and for those that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A busy machine is no fault of the code: tests assert no wall-clock times.
 hypothesis.settings.register_profile("sgld", deadline=None)
 hypothesis.settings.load_profile("sgld")

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -23,6 +24,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+
+# Tests run with import-mode=importlib, which does not make siblings importable.
+sys.path.insert(0, str(Path(__file__).parent))
 
 START_SECONDS = 90
 

@@ -78,3 +78,14 @@ def test_batching() -> None:
     times = {row[0]: float(row[1]) for row in rows if row and row[0] in {"alone", "step"}}
     assert set(times) == {"alone", "step"}
     assert min(times.values()) > 0
+
+
+def test_realtime(tmp_path: Path) -> None:
+    printed = run("realtime.py", "--quick", "--engine", "--output", str(tmp_path))
+    content = json.loads((tmp_path / "realtime-quick.json").read_text())
+    assert [row["sessions"] for row in content["engine"]] == [1, 2]
+    for row in content["engine"]:
+        assert min(row[part] for part in ("denoise_ms", "commit_ms", "decode_ms")) > 0
+        assert row["frames_per_chunk"] == 12
+        assert row["held_of_reserved"] == 1
+    assert "sessions 2" in printed

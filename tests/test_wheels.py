@@ -84,10 +84,10 @@ def test_wheel_and_sdist_hold_what_they_should(name: str, built: Path) -> None:
         assert f"{package}/py.typed" in names
         assert any(n.endswith("licenses/LICENSE") for n in names)
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
-        # Every module of the source tree is there.
+        # Every file of the source tree is there: modules, and what they read, such as the page.
         source = DISTS[name] / "src"
-        modules = {str(p.relative_to(source)) for p in source.rglob("*.py")}
-        assert modules <= set(names)
+        files = [p for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        assert {str(p.relative_to(source)) for p in files} <= set(names)
     assert "License-Expression: Apache-2.0" in metadata
     assert f"# {name}" in metadata, "the README is the long description"
     requirements = [row for row in metadata.splitlines() if row.startswith("Requires-Dist")]

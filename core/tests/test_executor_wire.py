@@ -28,6 +28,7 @@ from sgld.engine.executors.wire import (
     WireError,
 )
 from sgld.messages import Event, Output, Request
+from sgld.realtime.messages import SessionCommand, SessionOptions, SessionReport, SessionRequest
 
 Pair = tuple[Wire, Wire, socket.socket]
 
@@ -127,6 +128,32 @@ def test_records_cross(pair: Pair) -> None:
     assert (preview.step, preview.latents) == (2, None)
     assert np.array_equal(preview.frames, image[None])
     del got, event
+
+
+def test_sessions_cross_with_pictures_and_long_bytes(pair: Pair) -> None:
+    image = np.arange(90 * 100 * 3, dtype=np.uint32).astype(np.uint8).reshape(90, 100, 3)
+    options = SessionOptions(max_chunks=3, on_full="drop")
+    events = (("camera_actions", {"actions": [["w"], []]}, None), ("prompt", {"prompt": "x"}, 7))
+    for size in (0, 9, 100_000):
+        request = SessionRequest(
+            "s", "world", {"prompt": "p"}, 3, (image,), events, options, bytes(size)
+        )
+        command = cross(pair, SessionCommand("s", "open", 4, {"request": request}))
+        got = command.values["request"]
+        assert (command.kind, command.number, got.options) == ("open", 4, options)
+        assert np.array_equal(got.images[0], image)
+        assert [tuple(row) for row in got.events] == list(events)
+        assert got.snapshot == bytes(size)
+    data = bytes(range(256)) * 400
+    report = cross(
+        pair,
+        SessionReport("s", "answer", 5, 2, image[None], 9, {"snapshot": data, "bytes": 3}, "c"),
+    )
+    assert report.values == {"snapshot": data, "bytes": 3}
+    assert type(report.values["snapshot"]) is bytes
+    assert (report.number, report.chunk, report.event_id, report.code) == (5, 2, 9, "c")
+    assert np.array_equal(report.frames, image[None])
+    del command, got, report
 
 
 @pytest.mark.parametrize("value", [object(), np.array([object()]), 2**70, {"a": {1, 2}}])

@@ -217,6 +217,29 @@ def test_formats() -> None:
     assert families["sgld_stage_duration_seconds"].type == "histogram"
 
 
+def test_memory_of_sessions_is_shown_in_sum() -> None:
+    metrics = Metrics()
+
+    def shown() -> tuple[float | None, float | None]:
+        names = ("sgld_session_reserved_bytes", "sgld_session_state_bytes")
+        reserved, held = (metrics.registry.get_sample_value(name) for name in names)
+        return reserved, held
+
+    assert shown() == (0, 0)
+    metrics.session_memory("a", reserved=100)
+    metrics.session_memory("b", reserved=50)
+    metrics.session_memory("a", held=90)
+    metrics.session_memory("a", held=95)
+    assert shown() == (150, 95)
+    metrics.session_released("a")
+    metrics.session_released("a")
+    assert shown() == (50, 0)
+    metrics.session_released("b")
+    assert shown() == (0, 0)
+    metrics.chunks_dropped(3)
+    assert metrics.registry.get_sample_value("sgld_session_chunks_dropped_total") == 3
+
+
 def test_every_metric_is_declared_and_every_declared_one_is_shown() -> None:
     metrics = Metrics()
     shown = {

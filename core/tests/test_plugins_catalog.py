@@ -293,6 +293,8 @@ def test_p011_every_difference(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     refused(lambda: verify(lock._replace(core="9.9")), f"sgld-core is {__version__} here, 9.9")
     refused(lambda: verify(lock._replace(pipeline="z")), "pipeline 'z' is not there")
     refused(lambda: verify(lock._replace(platform="tpu")), "platform 'tpu' is not there")
+    other = lock._replace(choices={"realtime": "z"})
+    refused(lambda: verify(other), "realtime adapter 'z' is not there")
     refused(lambda: verify(lock._replace(records="0")), "describes itself otherwise")
     gone = lock.plugins[0]._replace(module="no_such_plugin_module")
     refused(lambda: verify(lock._replace(plugins=(gone,))), "SGLD-P001")

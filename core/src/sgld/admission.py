@@ -4,6 +4,7 @@ pipeline does not fulfil. Torch-free.
     check_options(options, catalog)            device, attention backends, pins, model id
     check_components(spec, options)            overrides of components that the family lacks
     check_features(spec, options, residency)   what the pipeline does not list as a feature
+    check_cache(spec, options, catalog)        a cache policy that it does not support
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from fnmatch import fnmatchcase
 
 from sgld.api import features
 from sgld.api.errors import DeviceError, FeatureError, ParameterError, Problem
-from sgld.api.specs import PipelineSpec
+from sgld.api.specs import CacheSpec, PipelineSpec
 from sgld.params.nearest import did_you_mean
 from sgld.params.serving import ServingOptions
 from sgld.plugins.catalog import Catalog
-from sgld.plugins.choose import choose_platform
+from sgld.plugins.choose import choose_cache, choose_platform
+from sgld.plugins.resolve import Entry
 
 
 def check_options(options: ServingOptions, catalog: Catalog) -> None:
@@ -140,3 +142,13 @@ def check_features(
             f"{spec.id} cannot be served like this: " + "; ".join(reasons) + ".",
             remedy=f"Features of {spec.id}: {listed}.",
         )
+
+
+def check_cache(
+    spec: PipelineSpec, options: ServingOptions, catalog: Catalog
+) -> Entry[CacheSpec] | None:
+    """The cache policy that the user picked, None for none; refuses one that the pipeline does not
+    support or that nothing here brings."""
+    if options.cache_policy is None:
+        return None
+    return choose_cache(catalog.caches, spec.caches, options.cache_policy)

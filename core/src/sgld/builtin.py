@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sgld.api import AttentionSpec, ExecutorSpec, PlatformSpec, Plugin, Requires, hookimpl
+from sgld.api import (
+    AttentionSpec,
+    CacheSpec,
+    ExecutorSpec,
+    PlatformSpec,
+    Plugin,
+    Requires,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -12,8 +20,8 @@ def sgld_plugin() -> Plugin:
     """Who this is."""
     return Plugin(
         "builtin",
-        contracts={"platform": 1, "attention": 1, "executor": 1},
-        summary="Devices, attention and executors of sgld-core itself",
+        contracts={"platform": 1, "attention": 1, "cache": 1, "executor": 1},
+        summary="Devices, attention, cache policies and executors of sgld-core itself",
     )
 
 
@@ -38,6 +46,16 @@ def sgld_attention() -> Iterator[AttentionSpec]:
     yield AttentionSpec(
         id="sdpa", target="sgld.ops.attention:sdpa_backend", can=frozenset({"mask"})
     )
+
+
+@hookimpl
+def sgld_caches() -> Iterator[CacheSpec]:
+    """What a ring of keys and values keeps of the past."""
+    where = "sgld.causal.policies"
+    yield CacheSpec(id="rolling", target=f"{where}:Rolling", bounded=True)
+    yield CacheSpec(id="growing", target=f"{where}:Growing", bounded=False)
+    yield CacheSpec(id="global-sink", target=f"{where}:GlobalSink", bounded=True)
+    yield CacheSpec(id="pinned-sink", target=f"{where}:PinnedSink", bounded=True)
 
 
 @hookimpl

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 EventKind = Literal[
-    "queued", "started", "stage", "step", "preview", "output", "failed", "cancelled", "done"
-]
+    "queued", "started", "stage", "step", "preview", "frames", "output", "failed", "cancelled",
+    "done",
+]  # fmt: skip
 LAST: Final = ("done", "failed", "cancelled")
 """Kinds of the last event of a request."""
 
@@ -80,7 +81,8 @@ class Event:
     `stage`, `step` (from 1) and `total` are filled for `step` and `preview`; `stage` for `stage`
     and `failed`; a `preview` has `latents`, or `frames` (RGB uint8 [F, H, W, 3], what the result
     looks like so far; of a clip perhaps one frame); `output` for `output`; `code` and `message` for
-    `failed`.
+    `failed`. `frames` is a finished part of a clip that is made part by part: part `step` (from 1)
+    of `total`, its pixels in `frames`; the output that follows holds them all.
     `seconds` are those that a stage took for `stage`, else those since the request was started.
     The last event of a request is `failed`, `cancelled` or `done`, and there is exactly one.
     """

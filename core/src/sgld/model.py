@@ -6,7 +6,8 @@
         video.frames            # uint8 [F, H, W, 3]
         video.save("kite.mp4")
 
-`Model.stream` gives events (steps, previews, outputs) as they happen.
+`Model.stream` gives events (steps, previews, outputs) as they happen; `Model.session` opens a
+realtime session.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sgld.api.errors import Cancelled, ParameterError, Problem, RequestError
+from sgld.api.errors import Cancelled, FeatureError, ParameterError, Problem, RequestError
 from sgld.engine.build import build_engine
 from sgld.engine.executors.executor import Executor
 from sgld.engine.executors.in_process import InProcessExecutor
 from sgld.engine.loading import LoadProgress
 from sgld.engine.mailboxes import Mailboxes
+from sgld.engine.sessions.snapshot import Snapshot
 from sgld.media.images import load_image
 from sgld.messages import Event, Output, Request
 from sgld.observe.logs import hand_to_logging
@@ -35,6 +37,9 @@ from sgld.params.merge import Layer, build
 from sgld.params.requests import Prepared, fit_to_images, prepare
 from sgld.params.serving import ServingOptions
 from sgld.plan import ModelPlan, make_plan
+from sgld.plugins.catalog import load_target
+from sgld.realtime.messages import SessionOptions, SessionRequest
+from sgld.session import Session
 
 if TYPE_CHECKING:
     from sgld.media.saving import Saved
@@ -191,6 +196,57 @@ class Model:
         `previews` so many pictures of what the result looks like so far (`Event.frames`)."""
         made = self.requests(images=images, previews=previews, **params)
         return self.run([request for request, _ in made])
+
+    def session(
+        self,
+        *,
+        first_frame: Any = None,
+        snapshot: bytes = b"",
+        options: SessionOptions | None = None,
+        **params: Any,
+    ) -> Session:
+        """Open a realtime session.
+
+        Args:
+            first_frame: a picture as in `requests`, for models that start from one.
+            snapshot: continue from these bytes of `Session.snapshot`; without `params`, with those
+                of the snapshot.
+            options: how it runs; without, each chunk is made when it is asked for.
+            params: names as in `sgld models show`.
+
+        Raises:
+            FeatureError: this model has no realtime sessions.
+            ParameterError: wrong parameters; nothing was opened.
+            RequestError: refused by the engine, with `code`: `busy` when there is no room.
+        """
+        entry = self.plan.adapter
+        if entry is None:
+            raise FeatureError(
+                f"{self.plan.spec.id} has no realtime sessions.",
+                remedy="`sgld plugins list` shows which plugins bring realtime adapters.",
+            )
+        given = () if first_frame is None else (first_frame,)
+        if snapshot and not params:
+            saved = Snapshot.read(snapshot)
+            values, seed = saved.params, saved.seed
+            pictures = tuple(_picture(image) for image in given)
+        else:
+            [(made, _)] = self.requests(images=given, **params)
+            values, seed, pictures = made.params, made.seeds[0], made.images
+        request = SessionRequest(
+            self._session_name(),
+            entry.spec.id,
+            values,
+            seed,
+            pictures,
+            options=options or SessionOptions(free_running=False),
+            snapshot=snapshot,
+        )
+        adapter = load_target(entry.spec.target, entry)
+        return Session(self._executor, self._mail, adapter, request, self._session_name)
+
+    def _session_name(self) -> str:
+        return f"session-{next(self._numbers)}"
 
     def generate(
         self, *, images: Sequence[Any] = (), want_latents: bool = False, **params: Any

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sgld.admission import check_components, check_features, check_options
-from sgld.api.errors import UserError
-from sgld.api.specs import PipelineSpec
+from sgld.admission import check_cache, check_components, check_features, check_options
+from sgld.api.errors import PluginError, UserError
+from sgld.api.specs import CacheSpec, PipelineSpec, RealtimeSpec
 from sgld.params.merge import Built, Layer, build
 from sgld.params.sampling import SamplingParams
 from sgld.params.serving import ServingOptions, resolve_residency
@@ -55,6 +55,7 @@ class ModelPlan:
         located: component name → its configuration and weights.
         residency: component name → mode.
         precisions: component name → precision word.
+        cache_policy: what the user picked; None: the family's own.
     """
 
     options: ServingOptions
@@ -66,6 +67,7 @@ class ModelPlan:
     located: Mapping[str, Located]
     residency: Mapping[str, str]
     precisions: Mapping[str, str]
+    cache_policy: Entry[CacheSpec] | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
@@ -77,6 +79,27 @@ class ModelPlan:
     def spec(self) -> PipelineSpec:
         """The chosen pipeline's record."""
         return self.recognition.entry.spec
+
+    @property
+    def adapters(self) -> dict[str, Entry[RealtimeSpec]]:
+        """Realtime adapters of the chosen pipeline by id; none: it holds no sessions."""
+        rows = sorted(self.catalog.realtime.items())
+        return {name: entry for name, entry in rows if entry.spec.pipeline == self.spec.id}
+
+    @property
+    def adapter(self) -> Entry[RealtimeSpec] | None:
+        """The adapter that sessions use.
+
+        Raises PluginError when several plugins bring one and nobody said which.
+        """
+        found = self.adapters
+        if len(found) > 1:
+            names = ", ".join(f"{name} ({entry.dist})" for name, entry in found.items())
+            raise PluginError(
+                f"{self.spec.id} has several realtime adapters: {names}.",
+                remedy="Leave one of these plugins out with SGLD_PLUGINS.",
+            )
+        return next(iter(found.values()), None)
 
     @property
     def components(self) -> Mapping[str, str]:
@@ -255,6 +278,7 @@ def _decide(
         options.residency, {name: where.group for name, where in by_name.items()}
     )
     check_features(entry.spec, options, residency)
+    cache_policy = check_cache(entry.spec, options, catalog)
     return ModelPlan(
         options=options,
         catalog=catalog,
@@ -265,5 +289,6 @@ def _decide(
         located=by_name,
         residency=residency,
         precisions={name: overrides.precision(name, options.dtype) for name in by_name},
+        cache_policy=cache_policy,
         _folder=folder,
     )

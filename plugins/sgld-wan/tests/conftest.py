@@ -1,7 +1,8 @@
 """Session-wide tiny checkpoints, one folder per variant, built the first time a test asks.
 
 Use `tiny("t2v")`, `tiny("i2v")`, `tiny("t2v_a14b")`, `tiny("i2v_a14b")`, `tiny("ti2v_5b")`,
-`tiny("dmd")`, `tiny("dmd_ti2v_5b")`, `tiny("dmd_i2v_a14b")` for the diffusers layout and
+`tiny("dmd")`, `tiny("dmd_ti2v_5b")`, `tiny("dmd_i2v_a14b")`, `tiny("causal_t2v")`,
+`tiny("longlive2")` for the diffusers layout and
 `original("t2v")`, … for the original one. The folders are shared: copy one before changing it.
 `import oracle` works from every test here.
 """
@@ -9,7 +10,7 @@ Use `tiny("t2v")`, `tiny("i2v")`, `tiny("t2v_a14b")`, `tiny("i2v_a14b")`, `tiny(
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -89,3 +90,14 @@ def tiny_ti2v_5b(tiny: Callable[[str], Path]) -> Path:
 def tiny_dmd(tiny: Callable[[str], Path]) -> Path:
     """Folder of the tiny FastWan checkpoint."""
     return tiny("dmd")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small lose more by handing work to threads than they win."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -18,7 +18,7 @@ from sgld.testing.parity import relative_l2
 from sgld_wan import blueprints, testing
 
 Tiny = Callable[[str], Path]
-VARIANTS = ("t2v", "i2v", "t2v_a14b", "i2v_a14b", "ti2v_5b", "dmd")
+VARIANTS = ("t2v", "i2v", "t2v_a14b", "i2v_a14b", "ti2v_5b", "dmd", "causal_t2v", "longlive2")
 CAT = "a cat on the sea"
 
 
@@ -155,6 +155,8 @@ def test_blueprint_builds_the_released_size(name: str, tmp_path: Path) -> None:
         "wan2.2-t2v-a14b": 14.29,
         "wan2.2-i2v-a14b": 14.29,
         "wan2.2-ti2v-5b": 5.00,
+        "wan2.1-causal-t2v-1.3b": 1.42,
+        "longlive2-5b": 5.00,
     }
     model_class = diffusers.WanTransformer3DModel
     with torch.device("meta"):

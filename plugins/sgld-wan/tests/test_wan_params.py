@@ -10,6 +10,7 @@ import pytest
 from sgld.api.errors import ParameterError
 from sgld.params.merge import Layer, build
 from sgld.params.requests import fit_to_images, prepare
+from sgld.plugins.catalog import load_target
 from sgld_wan import params as wan
 from sgld_wan.presets import PRESETS
 
@@ -57,7 +58,7 @@ def test_every_preset_is_valid_for_its_pipeline(family: str):
     from sgld_wan import plugin
 
     spec = next(spec for spec in plugin.sgld_pipelines() if spec.id == family)
-    cls = getattr(wan, spec.params.partition(":")[2])
+    cls = load_target(spec.params)
     for preset in PRESETS[family]:
         built = made(cls, Layer("preset", preset.defaults, source=preset.id))
         assert built.notes == ()

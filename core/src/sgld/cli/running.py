@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sgld.api.errors import ParameterError, SgldError
+from sgld.cli.parts import Parts
 from sgld.cli.progress import Reporter
 from sgld.cli.settings import Settings
 from sgld.media import saving
@@ -79,13 +80,17 @@ class Run:
         self.settings, self.reporter, self.as_json = settings, reporter, as_json
         self.tally = Tally()
         self._numbers = {request.id: i for i, request in enumerate(settings.requests)}
+        self._parts = Parts(settings.output.params)
 
     def drive(self, model: Any) -> Tally:
         """Run until every request has ended; Ctrl-C cancels those that have not."""
-        with stop_on_interrupt(lambda: self._cancel(model)) as stop:
-            for event in model.run(self.settings.requests):
-                self.handle(event)
-            self.tally.stopped = stop.wanted
+        try:
+            with stop_on_interrupt(lambda: self._cancel(model)) as stop:
+                for event in model.run(self.settings.requests):
+                    self.handle(event)
+                self.tally.stopped = stop.wanted
+        finally:
+            self._parts.discard()
         return self.tally
 
     def _cancel(self, model: Any) -> None:
@@ -102,9 +107,12 @@ class Run:
             self._save(event.request_id, event.output, label)
         elif event.kind == "preview" and event.latents is not None:
             self._save_preview(event)
+        elif event.kind == "frames" and event.frames is not None:
+            self._save_part(event, label)
         elif event.kind == "failed":
             self._fail(event.request_id, event.code, event.message, label)
         elif event.kind == "cancelled":
+            self._parts.discard(event.request_id)
             self.tally.cancelled.add(event.request_id)
             self._result(event.request_id, {"event": "cancelled"})
         elif event.kind == "done" and event.request_id not in self.tally.failed:
@@ -133,6 +141,7 @@ class Run:
                     "warnings": list(one.built.notes),
                     "versions": self.settings.versions,
                 },
+                growing=self._parts.take(request_id, output),
             )
         except SgldError as error:
             self._fail(request_id, error.code, str(error), label)
@@ -171,6 +180,22 @@ class Run:
             "parameters": dict(output.parameters),
         }
 
+    def _save_part(self, event: Event, label: str) -> None:
+        """Write a finished part of a clip at once, where its file may grow."""
+        one = self.settings.prepared[self._numbers[event.request_id]]
+        facts = {"event": "chunk", "index": event.index, "chunk": event.step, "chunks": event.total}
+        try:
+            path = self._parts.add(event, one.params, one.seeds[event.index], len(one.seeds))
+        except SgldError as error:
+            # The clip itself is still to come, and is then saved as a whole.
+            self.reporter.say(f"{label} this part is not written yet: {error}")
+            return
+        if path is None:
+            return
+        if event.step == 1:
+            self.reporter.say(f"{label} writing {path} while it runs")
+        self._result(event.request_id, facts | {"path": str(path)})
+
     def _save_preview(self, event: Event) -> None:
         """Keep denoised latents as a numpy file in the output folder, when files are wanted."""
         if not self.settings.output.params.save_output:
@@ -188,6 +213,7 @@ class Run:
         self._result(event.request_id, facts)
 
     def _fail(self, request_id: str, code: str, message: str, label: str) -> None:
+        self._parts.discard(request_id)
         self.tally.done.discard(request_id)
         self.tally.failed.add(request_id)
         self._result(request_id, {"event": "failed", "code": code, "message": message})

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 import torch
 
+from sgld.engine.causal import CausalPipeline
 from sgld.engine.engine import Engine, EngineSettings
 from sgld.engine.kernels import bind_ops
 from sgld.engine.loading import Loader, LoadProgress, Scale
 from sgld.engine.pipeline import Pipeline
 from sgld.engine.residency.movers import TorchMover
 from sgld.engine.residency.store import ComponentStore, Mode
+from sgld.engine.sessions.opening import SessionSettings
 from sgld.memory import Weight
 from sgld.messages import Event
 from sgld.platforms.platform import Platform
 from sgld.plugins.catalog import load_target
 from sgld.plugins.choose import choose_platform
+from sgld.realtime.messages import SessionReport
 
 if TYPE_CHECKING:
     from sgld.plan import ModelPlan
 
 log = structlog.get_logger("sgld.engine")
 
+SESSION_SHARE: Final = 0.75
+"""Part of the memory that is free after loading which sessions may hold, unless the user says how
+much; the rest is for what a forward needs while it runs."""
+
 
 def build_engine(
     plan: ModelPlan,
-    emit: Callable[[Event], None],
+    emit: Callable[[Event | SessionReport], None],
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load the plan's model on its device and make the engine that runs it."""
@@ -51,14 +59,40 @@ def build_engine(
     loader.check()
     loaded = pipeline_class.load(loader)
     log.info("model loaded", model=plan.files.name, pipeline=entry.spec.id, device=platform.id)
+    store = ComponentStore(loaded.modules, modes, TorchMover(platform.torch_device))
+    settings = EngineSettings(options.batching, options.max_running)
+    pipeline = pipeline_class(loaded.parts)
+    if isinstance(pipeline, CausalPipeline):
+        pipeline.cache_policy = plan.cache_policy
+        settings = replace(settings, sessions=session_settings(plan, platform, loader.dtypes))
     return Engine(
-        pipeline=pipeline_class(loaded.parts),
+        pipeline=pipeline,
         validate=plan.params_class.model_validate,
-        store=ComponentStore(loaded.modules, modes, TorchMover(platform.torch_device)),
+        store=store,
         device=platform.torch_device,
         emit=emit,
-        settings=EngineSettings(options.batching, options.max_running),
+        settings=settings,
     )
+
+
+def session_settings(
+    plan: ModelPlan, platform: Platform, dtypes: Mapping[str, torch.dtype]
+) -> SessionSettings:
+    """How many sessions there is room for, now that the model is loaded, and who they are."""
+    options = plan.options
+    if options.session_memory is None:
+        memory = int(platform.memory().free * SESSION_SHARE)
+    else:
+        memory = int(options.session_memory * 2**30)
+    adapters = {
+        name: load_target(entry.spec.target, entry) for name, entry in plan.adapters.items()
+    }
+    identity = {
+        "model": plan.files.name,
+        "pipeline": plan.spec.id,
+        **{f"precision.{name}": str(dtype) for name, dtype in sorted(dtypes.items())},
+    }
+    return SessionSettings(adapters, identity, memory, options.max_sessions)
 
 
 def weigh(plan: ModelPlan) -> dict[str, Weight]:

@@ -41,7 +41,9 @@ def make_output(pipeline: Pipeline, running: Running, began: float) -> Output:
 
 
 def to_pixels(frames: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Frames in 0..1, [F, H, W, 3] on any device, as uint8."""
+    """Frames in 0..1, [F, H, W, 3] on any device, as uint8; uint8 frames as they are."""
+    if frames.dtype == torch.uint8:
+        return frames.cpu().numpy()
     return frames.clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy()
 
 

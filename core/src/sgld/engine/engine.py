@@ -1,18 +1,20 @@
 """Owns one device: admits jobs, runs the calls their stages yield, and reports what happens.
 
-The engine is driven from one thread: `submit` and `cancel` queue wishes, `turn` does one forward.
-Between two calls of a job anything may happen to it: other jobs run, its call joins theirs in one
-forward, it is cancelled. Nothing here knows a model family.
+The engine is driven from one thread: `submit`, `cancel` and `command` queue wishes, `turn` does one
+forward. Between two calls of a job anything may happen to it: other jobs run, its call joins theirs
+in one forward, it is cancelled. Nothing here knows a model family.
 
-Whatever a stage, a family or a module does wrong ends its own request; `turn` raises only when the
-engine itself is lost. `emit` may call `submit` and `cancel`.
+Whatever a stage, a family or a module does wrong ends its own request or session; `turn` raises
+only when the engine itself is lost. `emit` may call `submit`, `cancel` and `command`, unless it is
+told of a session's chunk: those that are decoded beside the engine come from another thread.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import structlog
@@ -20,6 +22,7 @@ import torch
 
 from sgld.api.errors import RequestError, SgldError
 from sgld.engine.batching import BatchLimit
+from sgld.engine.causal import CausalPipeline
 from sgld.engine.delivery import make_output
 from sgld.engine.entries import Entry
 from sgld.engine.faults import as_request_error
@@ -29,8 +32,14 @@ from sgld.engine.memo import Memo
 from sgld.engine.pipeline import Pipeline
 from sgld.engine.residency.store import ComponentStore
 from sgld.engine.running import Running
+from sgld.engine.sessions.answers import refusal
+from sgld.engine.sessions.budget import Refusal
+from sgld.engine.sessions.desk import Sessions
+from sgld.engine.sessions.opening import SessionSettings
+from sgld.engine.sessions.turns import Turns
 from sgld.engine.stage import check_chain
 from sgld.messages import Event, Request
+from sgld.realtime.messages import SessionCommand, SessionReport
 
 log = structlog.get_logger("sgld.engine")
 
@@ -43,11 +52,13 @@ class EngineSettings:
         batching: `off`, `auto`, or the most rows that one forward may hold.
         max_running: jobs admitted at once; the others wait in order of arrival.
         memo_bytes: budget for repeated results such as prompt embeddings.
+        sessions: what realtime sessions of a causal pipeline need.
     """
 
     batching: Literal["off", "auto"] | int = "auto"
     max_running: int = 4
     memo_bytes: int = 64 * 2**20
+    sessions: SessionSettings = field(default_factory=SessionSettings)
 
 
 class Engine:
@@ -58,7 +69,9 @@ class Engine:
         validate: turns a request's parameters into the family's validated object.
         store: the loaded components and where they live.
         device: where calls run and latents live.
-        emit: receives every event, in order, on the thread that calls `turn`.
+        emit: receives every event and report, in order, on the thread that calls `turn`; chunks of
+            a session that are decoded beside the engine come, in their order, from another one.
+        clock: seconds, never going back; decides which session is the most urgent.
     """
 
     def __init__(
@@ -68,8 +81,9 @@ class Engine:
         validate: Callable[[Any], Any],
         store: ComponentStore,
         device: torch.device,
-        emit: Callable[[Event], None],
+        emit: Callable[[Event | SessionReport], None],
         settings: EngineSettings = EngineSettings(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipeline = pipeline
         self._validate = validate
@@ -82,11 +96,34 @@ class Engine:
         self._open: dict[str, Entry] = {}
         self._queued: deque[tuple[Entry, int]] = deque()
         self._ready: deque[tuple[Entry, Running]] = deque()
+        self._turns = Turns()
+        self._wake: Callable[[], None] | None = None
+        self.sessions: Sessions | None = None
+        if isinstance(pipeline, CausalPipeline):
+            self.sessions = Sessions(
+                pipeline,
+                validate,
+                self._forwards,
+                device,
+                emit,
+                settings.sessions,
+                wake=self._woken,
+                clock=clock,
+            )
 
     @property
     def forwards(self) -> dict[str, int]:
         """Component name → forwards so far."""
         return self._forwards.counts
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from another thread, when `turn` has something to do again though
+        nothing was asked; before the first session is opened."""
+        self._wake = wake
+
+    def _woken(self) -> None:
+        if self._wake is not None:
+            self._wake()
 
     def submit(self, request: Request) -> None:
         """Queue a request; its events follow, and the last one says how it ended.
@@ -118,14 +155,36 @@ class Engine:
         self._emit(Event("cancelled", request_id, code="cancelled"))
         return True
 
+    @torch.inference_mode()
+    def command(self, command: SessionCommand) -> None:
+        """Do what is asked of a session; it is answered by a report."""
+        if self.sessions is not None:
+            self.sessions.command(command)
+        elif command.kind != "taken":
+            error = Refusal("this model has no realtime sessions.", code="unsupported_feature")
+            self._emit(refusal(command, error))
+
     def idle(self) -> bool:
         """Whether nothing is queued or running."""
-        return not self._queued and not self._ready
+        busy = self.sessions is not None and self.sessions.busy()
+        return not busy and not self._queued and not self._ready
 
     @torch.inference_mode()
     def turn(self) -> bool:
         """Admit what fits and run one forward. False when there was nothing to do."""
         self._admit()
+        if self.sessions is not None:
+            self.sessions.collect()
+            urgent = self.sessions.next()
+            if urgent is not None:
+                session, hungry = urgent
+                if self._turns.session_next(ordinary=bool(self._ready), hungry=hungry):
+                    self.sessions.turn(session)
+                    return True
+        return self._ordinary_turn()
+
+    def _ordinary_turn(self) -> bool:
+        """One forward of the job at the head of the line."""
         if not self._ready:
             return False
         # The head keeps its place until its step is complete, so that a step ends soon; then it
@@ -147,6 +206,8 @@ class Engine:
         """Cancel everything and free the components."""
         for request_id in list(self._open):
             self.cancel(request_id)
+        if self.sessions is not None:
+            self.sessions.close()
         self._forwards.close()
 
     def _admit(self) -> None:
@@ -170,6 +231,7 @@ class Engine:
                 parts=self._pipeline.parts,
                 report=entry.step,
                 show=entry.preview,
+                give=entry.part,
             )
             running = Running(job, stages, entry.stage)
             entry.running.append(running)

@@ -60,6 +60,11 @@ class Entry:
         if not self.closed:
             self.tell(self._at(job, step, total)("preview", frames=to_pixels(frames)))
 
+    def part(self, job: Job, part: int, total: int, frames: torch.Tensor) -> None:
+        """Report a finished part of a job's clip."""
+        if not self.closed:
+            self.tell(self._at(job, part, total)("frames", frames=to_pixels(frames)))
+
     def _at(self, job: Job, step: int, total: int) -> Callable[..., Event]:
         """Makes events of this step of a job."""
         return partial(

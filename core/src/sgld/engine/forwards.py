@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from sgld.engine.call import Call
 from sgld.engine.memo import Memo
 from sgld.engine.residency.store import ComponentStore
 from sgld.engine.running import Running
-from sgld.engine.timing import Share, Stopwatch
+from sgld.engine.timing import Share, Stopwatch, Watch
 
 log = structlog.get_logger("sgld.engine")
 
@@ -52,6 +53,8 @@ class Forwards:
         self._fault = fault
         self._unshared: set[tuple[str, str]] = set()
         self.counts: dict[str, int] = {}
+        # A module may keep notes on itself while it runs, so one thread at a time.
+        self._in_use: dict[str, threading.Lock] = {}
 
     def run(self, head: Member, line: Iterable[Running]) -> list[Running]:
         """Give the head's call its result, and those of `line` that can have theirs by the way.
@@ -65,6 +68,30 @@ class Forwards:
         members = [head, *self._companions(head, line)]
         self._forward(members)
         return list(dict.fromkeys(member.running for member in members))
+
+    def run_alone(self, member: Member) -> None:
+        """Give a call its result without sharing anything with others: to the bit what it would be
+        if there were none. Raises what the component raises."""
+        key = member.call.memo_key()
+        key = None if key is None else ("alone", key)
+        if key is not None and key in self._memo:
+            member.running.settle(member.place, self._memo.get(key)[1], None)
+            return
+        results, watch = self._call([member.call])
+        if key is not None:
+            self._memo.put(key, results[0])
+        member.running.settle(member.place, results[0], watch)
+
+    def beside(self, call: Call) -> tuple[Any, Watch]:
+        """Run a call on another thread than the engine's, on that thread's current stream; its
+        component is `stays`. Raises what the component raises."""
+        _keep_for(self._device, dict(call.inputs))
+        results, watch = self._call([call])
+        return results[0], watch
+
+    def stays(self, component: str) -> bool:
+        """Whether a component is always on the device."""
+        return self._store.stays(component)
 
     def close(self) -> None:
         """Forget every result and free the components."""
@@ -112,14 +139,15 @@ class Forwards:
 
     def _call(self, calls: Sequence[Call]) -> tuple[list[Any], Stopwatch]:
         first = calls[0]
-        with self._store.acquire(first.component) as module:
+        in_use = self._in_use.setdefault(first.component, threading.Lock())
+        with in_use, self._store.acquire(first.component) as module:
             method = module if first.method == "forward" else getattr(module, first.method)
             watch = Stopwatch(self._device)
             # A name in profiles; microseconds when nobody profiles.
             with torch.profiler.record_function(f"{first.component}.{first.method} x{len(calls)}"):
                 result = method(**join(calls))
             watch.stop()
-        self.counts[first.component] = self.counts.get(first.component, 0) + 1
+            self.counts[first.component] = self.counts.get(first.component, 0) + 1
         return part(result, calls), watch
 
     def _settle(self, members: Sequence[Member], results: list[Any], watch: Stopwatch) -> None:
@@ -129,3 +157,19 @@ class Forwards:
                 self._memo.put(key, result)
             share = watch if len(members) == 1 else Share(watch, len(members))
             member.running.settle(member.place, result, share)
+
+
+def _keep_for(stream_of: torch.device, value: Any) -> None:
+    """Tell the allocator that the current stream reads the tensors of a nest, so that their memory
+    is not given out again before it has: they may come from another stream."""
+    if stream_of.type != "cuda":
+        return
+    if isinstance(value, torch.Tensor):
+        if value.is_cuda:
+            value.record_stream(torch.cuda.current_stream(stream_of))
+    elif isinstance(value, dict):
+        for member in value.values():
+            _keep_for(stream_of, member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            _keep_for(stream_of, member)

@@ -64,6 +64,7 @@ class FiniteWatch:
 
 Reporter = Callable[["Job", int, int, "torch.Tensor | None"], None]
 Shower = Callable[["Job", int, int, torch.Tensor], None]
+"""Told `(job, number, how many, frames)`."""
 
 
 class Job:
@@ -79,6 +80,7 @@ class Job:
             no modules and may be used directly.
         report: called by `progress`.
         show: called by `preview`.
+        give: called by `hand_out`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Job:
         parts: Any,
         report: Reporter | None = None,
         show: Shower | None = None,
+        give: Shower | None = None,
     ) -> None:
         self.id = id
         self.request = request
@@ -104,9 +107,11 @@ class Job:
         self.stage = ""
         self.finite = FiniteWatch()
         # On the CPU, so that a seed means the same picture on every device and in every batch.
+        # Stages of a causal pipeline put the generator of its state here.
         self.generator = torch.Generator("cpu").manual_seed(self.seed)
         self._report = report
         self._show = show
+        self._give = give
 
     def noise(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Fresh standard normal noise from this job's own generator, on the job's device."""
@@ -125,8 +130,14 @@ class Job:
         if self._show is not None:
             self._show(self, step, total, frames)
 
+    def hand_out(self, part: int, total: int, frames: torch.Tensor) -> None:
+        """Give the owner a finished part of the clip, `part` (from 1) of `total`: RGB uint8
+        [F, H, W, 3]; the caller does not write into it afterwards."""
+        if self._give is not None:
+            self._give(self, part, total, frames)
+
     def free(self) -> None:
         """Drop all tensors and the way to its owner; called on every way out."""
         self.slots.clear()
         self.finite = FiniteWatch()
-        self._report = self._show = None
+        self._report = self._show = self._give = None

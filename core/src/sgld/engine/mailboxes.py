@@ -4,6 +4,9 @@
     box.next()                              waits; None after the last event
     box.close()                             cancels what has not ended
 
+    box = mailboxes.join("session")         before the session is opened
+    box.next(), box.close()                 as above; reports, until it is closed
+
 An executor has one stream of events. Whoever waits and finds nobody reading it reads for all, so no
 thread of its own is needed and nothing is read while nobody waits.
 """
@@ -13,9 +16,11 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Any
 
-from sgld.engine.executors.executor import Executor
+from sgld.engine.executors.executor import Executor, Told
 from sgld.messages import LAST, Event, Request
+from sgld.realtime.messages import SessionReport
 
 
 class Mailboxes:
@@ -24,6 +29,7 @@ class Mailboxes:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._boxes: dict[str, Mailbox] = {}
+        self._sessions: dict[str, SessionBox] = {}
         # Requests that their owner left: their last event is still to come, and must not be taken
         # for that of a later request with the same id.
         self._left: Counter[str] = Counter()
@@ -59,6 +65,28 @@ class Mailboxes:
 
         Raises the engine's own error when the engine is lost.
         """
+        return self._next(box)
+
+    def join(self, session_id: str) -> SessionBox:
+        """The box of a session that is about to be opened. ValueError when it has one."""
+        with self._changed:
+            if session_id in self._sessions:
+                raise ValueError(f"session id {session_id!r} is already open")
+            box = self._sessions[session_id] = SessionBox(self, session_id)
+        return box
+
+    def report(self, box: SessionBox) -> SessionReport | None:
+        """The next report of a session; None when it has ended. Raises as `next`."""
+        return self._next(box)
+
+    def part(self, box: SessionBox) -> None:
+        """Forget a session's reports."""
+        with self._changed:
+            box.open.clear()
+            if self._sessions.get(box.id) is box:
+                del self._sessions[box.id]
+
+    def _next(self, box: Mailbox | SessionBox) -> Any:
         while True:
             with self._changed:
                 if box.events:
@@ -85,7 +113,7 @@ class Mailboxes:
 
     def _read(self) -> None:
         """Read one event for all; whatever happens, the next one may read afterwards."""
-        event: Event | None = None
+        event: Told | None = None
         lost: BaseException | None = None
         try:
             event = self._executor.next_event()
@@ -101,7 +129,10 @@ class Mailboxes:
                     self._deliver(event)
                 self._changed.notify_all()
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: Told) -> None:
+        if isinstance(event, SessionReport):
+            self._deliver_report(event)
+            return
         id = event.request_id
         if self._left[id]:
             if event.kind in LAST:
@@ -115,6 +146,15 @@ class Mailboxes:
         if event.kind in LAST:
             box.open.discard(id)
             del self._boxes[id]
+
+    def _deliver_report(self, report: SessionReport) -> None:
+        box = self._sessions.get(report.session_id)
+        if box is None:
+            return
+        box.events.append(report)
+        if report.kind == "closed" or (report.kind == "opened" and report.code):
+            box.open.discard(box.id)
+            del self._sessions[box.id]
 
 
 class Mailbox:
@@ -132,3 +172,21 @@ class Mailbox:
     def close(self) -> None:
         """Cancel what has not ended. Safe to call again."""
         self._owner.leave(self)
+
+
+class SessionBox:
+    """Reports of one session, in order."""
+
+    def __init__(self, owner: Mailboxes, id: str) -> None:
+        self._owner = owner
+        self.id = id
+        self.open = {id}
+        self.events: deque[SessionReport] = deque()
+
+    def next(self) -> SessionReport | None:
+        """The next report, when it comes; None after the last one. Raises as `Mailboxes.next`."""
+        return self._owner.report(self)
+
+    def close(self) -> None:
+        """Want no more reports. Safe to call again."""
+        self._owner.part(self)

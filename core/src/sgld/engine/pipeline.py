@@ -35,7 +35,7 @@ class Media:
     """A job's finished picture or video before it leaves the engine.
 
     Args:
-        frames: RGB in 0..1, [F, H, W, 3], on any device.
+        frames: RGB in 0..1, or uint8, [F, H, W, 3], on any device.
         fps: frames per second; 0 for an image.
         latents: the sampler's final latents.
     """

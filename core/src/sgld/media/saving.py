@@ -19,6 +19,7 @@ import safetensors.numpy
 from sgld.media import formats
 from sgld.media.formats import Format, Quality, refuse
 from sgld.media.gif import check_gif_rate
+from sgld.media.growing import GrowingVideo
 from sgld.media.images import write_image
 from sgld.media.metadata import to_json
 from sgld.media.names import check_file_name, companion, hold, output_name
@@ -71,6 +72,7 @@ def save_output(
     prompt: str = "",
     count: int = 1,
     now: datetime | None = None,
+    growing: GrowingVideo | None = None,
 ) -> Saved:
     """Save one output and its sidecar in `folder`, whole or not at all.
 
@@ -91,6 +93,8 @@ def save_output(
         prompt: for the name.
         count: outputs of this request; more than one adds `_index` to the name.
         now: time for the name and the record; the clock by default.
+        growing: the output's frames, encoded already with this format, quality and preset; its file
+            is gone afterwards.
 
     Raises:
         ParameterError: wrong name, format, quality or preset; nothing was written.
@@ -129,7 +133,11 @@ def save_output(
     endings = tuple(ending for ending, asked in wanted.items() if asked)
     with hold(Path(folder), name, overwrite, companions=endings, directory=folder_format) as path:
         record = _record(output, kind, number, preset, metadata or {}, now)
-        written = _write(path, output, kind, number, preset, _embedded(record))
+        if growing is not None:
+            video = growing.finish(path, _embedded(record))
+            written = _Written(*video[1:5], video.padded, video.bytes)
+        else:
+            written = _write(path, output, kind, number, preset, _embedded(record))
         latents_path = None
         if latents is not None:
             latents_path = companion(path, LATENTS_SUFFIX, directory=folder_format)

@@ -39,7 +39,9 @@ class WrittenVideo(NamedTuple):
     padded: bool
 
 
-class _Clip(NamedTuple):
+class Clip(NamedTuple):
+    """What goes into a file, checked: sides are even where the format wants that."""
+
     frames: Iterator[Picture]
     width: int
     height: int
@@ -82,10 +84,10 @@ def write_video(
     checked, (height, width) = _check(frames)
     padded = kind.even and bool(height % 2 or width % 2)
     if padded:
-        checked = map(_pad_even, checked)
+        checked = map(pad_even, checked)
         height, width = height + height % 2, width + width % 2
     check_side(height, width, kind)
-    clip = _Clip(checked, width, height, rate, number, preset, metadata)
+    clip = Clip(checked, width, height, rate, number, preset, metadata)
     count, size = _WRITERS[kind.name](path, clip, kind)
     return WrittenVideo(path, width, height, count, rate, size, padded)
 
@@ -112,12 +114,13 @@ def _check(frames: Iterable[Picture]) -> tuple[Iterator[Picture], tuple[int, int
     return same_size(), (height, width)
 
 
-def _pad_even(frame: Picture) -> Picture:
+def pad_even(frame: Picture) -> Picture:
+    """The frame with odd sides made even by a copy of the edge."""
     height, width = frame.shape[:2]
     return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
 
-def _write_container(path: Path, clip: _Clip, kind: Format) -> tuple[int, int]:
+def _write_container(path: Path, clip: Clip, kind: Format) -> tuple[int, int]:
     count = 0
     # The index goes in front, so that a browser can start before it has the whole file.
     options = {"movflags": "+faststart"} if kind.name == "mp4" else {}
@@ -125,20 +128,21 @@ def _write_container(path: Path, clip: _Clip, kind: Format) -> tuple[int, int]:
         with av.open(str(temporary), "w", format=kind.name, options=options) as container:
             if clip.metadata is not None:
                 container.metadata["comment"] = to_json(clip.metadata)
-            codec, settings = _codec(kind, clip)
+            codec, settings = codec_of(kind, clip)
             stream = cast(
                 VideoStream, container.add_stream(codec, rate=clip.rate, options=settings)
             )
-            _describe(stream, clip)
+            describe(stream, clip)
             for frame in clip.frames:
-                container.mux(stream.encode(_to_yuv(frame, count, clip.rate)))
+                container.mux(stream.encode(to_yuv(frame, count, clip.rate)))
                 count += 1
             container.mux(stream.encode(None))
         size = temporary.stat().st_size
     return count, size
 
 
-def _codec(kind: Format, clip: _Clip) -> tuple[str, dict[str, str]]:
+def codec_of(kind: Format, clip: Clip) -> tuple[str, dict[str, str]]:
+    """Encoder and its settings."""
     if kind.name == "mp4":
         return "libx264", {"crf": str(formats.x264_crf(clip.quality)), "preset": clip.preset}
     return "libvpx-vp9", {
@@ -150,7 +154,8 @@ def _codec(kind: Format, clip: _Clip) -> tuple[str, dict[str, str]]:
     }
 
 
-def _describe(stream: VideoStream, clip: _Clip) -> None:
+def describe(stream: VideoStream, clip: Clip) -> None:
+    """Tell the encoder size, rate and colours."""
     stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, "yuv420p"
     context = stream.codec_context
     context.time_base = 1 / clip.rate
@@ -160,7 +165,8 @@ def _describe(stream: VideoStream, clip: _Clip) -> None:
     context.color_range = ColorRange.MPEG
 
 
-def _to_yuv(frame: Picture, number: int, rate: Fraction) -> av.VideoFrame:
+def to_yuv(frame: Picture, number: int, rate: Fraction) -> av.VideoFrame:
+    """Frame `number` (from 0) as the encoder takes it."""
     picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
     # The default matrix is BT.601, which would shift every colour against the tags.
     picture = picture.reformat(
@@ -170,7 +176,7 @@ def _to_yuv(frame: Picture, number: int, rate: Fraction) -> av.VideoFrame:
     return picture
 
 
-def _write_gif(path: Path, clip: _Clip, kind: Format) -> tuple[int, int]:
+def _write_gif(path: Path, clip: Clip, kind: Format) -> tuple[int, int]:
     frames = list(clip.frames)  # one palette for all of them needs all of them
     with replacing(path) as temporary:
         data = encode_gif(frames, clip.rate, clip.quality, clip.metadata)
@@ -178,7 +184,7 @@ def _write_gif(path: Path, clip: _Clip, kind: Format) -> tuple[int, int]:
     return len(frames), len(data)
 
 
-def _write_frames(path: Path, clip: _Clip, kind: Format) -> tuple[int, int]:
+def _write_frames(path: Path, clip: Clip, kind: Format) -> tuple[int, int]:
     _refuse_foreign(path)
     count = size = 0
     with replacing_folder(path) as temporary:
@@ -216,7 +222,7 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-_WRITERS: dict[str, Callable[[Path, _Clip, Format], tuple[int, int]]] = {
+_WRITERS: dict[str, Callable[[Path, Clip, Format], tuple[int, int]]] = {
     "mp4": _write_container,
     "webm": _write_container,
     "gif": _write_gif,

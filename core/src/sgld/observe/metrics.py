@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,30 +32,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sgld.messages import Event
+from sgld.observe.declared import HTTP_BUCKETS, REQUEST_BUCKETS, STAGE_BUCKETS, Declared
+from sgld.observe.session_metrics import SESSION_METRICS, SessionMetrics
 
-REQUEST_BUCKETS: Final = (
-    0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0,
-)  # fmt: skip
-"""Seconds; the upper bounds that other servers of this kind use, so that dashboards carry over."""
-STAGE_BUCKETS: Final = (0.001, 0.005, *REQUEST_BUCKETS)
-HTTP_BUCKETS: Final = (0.001, 0.0025, 0.005, *REQUEST_BUCKETS)
 ENGINE_STATES: Final = ("starting", "loading", "ready", "restarting", "failed", "stopped")
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MOST_VALUES: Final = 100
 """Different values that one label may take; what comes after them counts as `other`."""
-
-Type = Literal["counter", "gauge", "histogram"]
-
-
-class Declared(NamedTuple):
-    """One metric: its name, type, what it says, its labels, and a histogram's upper bounds."""
-
-    name: str
-    type: Type
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
 
 QUEUE: Final = Declared("sgld_queue_length", "gauge", "Requests that wait for a place.")
 RUNNING: Final = Declared("sgld_requests_running", "gauge", "Requests that the engine works on.")
@@ -139,7 +122,7 @@ INFO: Final = Declared(
 METRICS: Final = (
     QUEUE, RUNNING, RECEIVED, REQUESTS, FAILURES, CANCELLATIONS, REQUEST_SECONDS, QUEUE_SECONDS,
     FIRST_STEP_SECONDS, STAGE_SECONDS, STEPS, SENT, STORED, UPLOADED, MEMORY_USED, MEMORY_TOTAL,
-    ENGINE, RESTARTS, HTTP, HTTP_SECONDS, STREAMS, INFO,
+    ENGINE, RESTARTS, HTTP, HTTP_SECONDS, STREAMS, *SESSION_METRICS, INFO,
 )  # fmt: skip
 """Every metric of sgld's own; those of the process come from prometheus-client."""
 
@@ -162,10 +145,11 @@ class Exposition(NamedTuple):
     content_type: str
 
 
-class Metrics:
+class Metrics(SessionMetrics):
     """The counters of one server; every method may be called from any thread."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.registry = CollectorRegistry(auto_describe=True)
         self._made: dict[str, Any] = {row.name: _make(row, self.registry) for row in METRICS}
         self._values: dict[str, set[str]] = {}

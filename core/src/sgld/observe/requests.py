@@ -129,7 +129,7 @@ class RequestLog:
 
         Args:
             request_id: as given to `received`.
-            kind: `image` or `video`.
+            kind: `image`, `video` or `session`.
             status: `completed`, `failed` or `cancelled`.
             seconds: from acceptance to the end.
             job_id: the job that it became, if any.

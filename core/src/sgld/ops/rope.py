@@ -1,7 +1,8 @@
 """Rotary position embedding over interleaved pairs (2i, 2i+1) on a frame × row × column grid.
 
 `split` gives the widths of the three axes, `axis` the table of one axis, `grid` the table of a
-whole latent, `rotate` applies it. Angles are computed in float64 and stored as float32.
+whole latent, `at` that of frames at any positions, `rotate` applies it. Angles are computed in
+float64 and stored as float32.
 """
 
 from __future__ import annotations
@@ -56,13 +57,30 @@ def grid(
         theta: base of the frequencies.
         first_frame: position of the first frame, for chunks of a longer video.
     """
-    sizes = (frames, height, width)
-    starts = (first_frame, 0, 0)
+    places = torch.arange(frames, dtype=torch.float64, device="cpu") + first_frame
+    return at(head_dim, places, height, width, device=device, theta=theta)
+
+
+def at(
+    head_dim: int,
+    frames: Tensor | Sequence[float],
+    height: int,
+    width: int,
+    *,
+    device: torch.device | str = "cpu",
+    theta: float = 10000.0,
+) -> tuple[Tensor, Tensor]:
+    """As `grid`, for frames at any temporal positions, also fractional ones with gaps."""
+    axes = (
+        torch.as_tensor(frames, dtype=torch.float64, device="cpu"),
+        torch.arange(height, dtype=torch.float64, device="cpu"),
+        torch.arange(width, dtype=torch.float64, device="cpu"),
+    )
+    sizes = tuple(len(places) for places in axes)
     tables: list[list[Tensor]] = [[], []]
-    for index, (size, start, part) in enumerate(zip(sizes, starts, split(head_dim), strict=True)):
-        places = torch.arange(size, dtype=torch.float64, device="cpu") + start
+    for index, (places, part) in enumerate(zip(axes, split(head_dim), strict=True)):
         shape = [1, 1, 1, part // 2]
-        shape[index] = size
+        shape[index] = len(places)
         for table, values in zip(tables, axis(places, part, theta), strict=True):
             table.append(values.to(device).view(shape).expand(*sizes, -1))
     cos, sin = (torch.cat(parts, dim=-1).flatten(0, 2) for parts in tables)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sgld.api.errors import ParameterError, Problem
 from sgld.params.merge import Built, Layer, build, distinct
 from sgld.params.nearest import canonical
-from sgld.params.options import as_path
+from sgld.params.options import as_path, scalar
 from sgld.params.sampling import SamplingParams
 from sgld.params.seeds import seeds_for
 
@@ -50,7 +50,8 @@ def prepare(
     problems: list[Problem] = []
     for prompt, paths in zip(prompts, images, strict=True):
         try:
-            built = build(cls, [*_with(layers, "prompt", prompt)])
+            own, count = _with(layers, "prompt", prompt), len(paths) + images_given
+            built = build(cls, _counted(cls, own, count))
             problems += _image_problems(cls, layers, paths, images_given)
             builds.append(built)
         except ParameterError as error:
@@ -127,6 +128,22 @@ def _take_images(
     if cls.max_images > 1 or len(paths) != prompts or len(paths) <= 1:
         return [paths] * prompts, list(layers)
     return [(path,) for path in paths], list(layers)
+
+
+def _counted(cls: type[SamplingParams], layers: list[Layer], count: int) -> list[Layer]:
+    """The layers with the number of input pictures, for families with a field for that. Raises
+    `ParameterError` when the user gives another number."""
+    field = cls.image_count_field
+    if not field:
+        return layers
+    found = _find(layers, field)
+    if found is not None:
+        layer, key = found
+        said = scalar(layer.values[key])
+        if said != count:
+            message = f"there are {count} pictures, which are counted by themselves."
+            raise ParameterError([Problem(layer.spell(key), said, message, "Leave it out.")])
+    return [Layer("call", {field: count}), *layers]
 
 
 def _image_problems(

@@ -72,6 +72,8 @@ class SamplingParams(Options):
     size_from_image: ClassVar[bool] = False
     """Without an explicit size, the shape of the first input picture decides."""
     max_images: ClassVar[int] = 0
+    image_count_field: ClassVar[str] = ""
+    """Name of a field that is told how many input pictures there are; empty: there is none."""
     takes_mask: ClassVar[bool] = False
     """A mask may say which part of the first input picture changes (inpainting)."""
     guidance: ClassVar[str] = "none"
@@ -281,7 +283,7 @@ class VideoParams(SamplingParams):
 
     @classmethod
     def settle(cls, values: dict[str, Any], given: frozenset[str]) -> Settled:
-        """Also turn seconds into frames and round the count down to `temporal_stride`·k + 1."""
+        """Also turn seconds into frames and round the count by `round_length`."""
         settled = super().settle(values, given)
         values = settled.values
         asked = values.get("num_frames")
@@ -293,11 +295,18 @@ class VideoParams(SamplingParams):
             limit = f"the limit of {cls.limit_owner} is {cls.max_frames}"
             message = f"{asked} frames are too many: {limit}."
             return settled._replace(findings=(*settled.findings, Finding("num_frames", message)))
-        values["num_frames"] = round_frames(asked, cls.temporal_stride)
+        values["num_frames"], lengths = cls.round_length(asked, values)
         if values["num_frames"] == asked:
             return settled
+        how = "counts are rounded down" if values["num_frames"] < asked else "that is the shortest"
         note = (
             f"num_frames is {values['num_frames']} instead of {asked}: this model makes "
-            f"{cls.temporal_stride}k+1 frames, and counts are rounded down"
+            f"{lengths} frames, and {how}"
         )
         return settled._replace(values=values, notes=(*settled.notes, note))
+
+    @classmethod
+    def round_length(cls, frames: int, values: Mapping[str, Any]) -> tuple[int, str]:
+        """The largest length that the model makes and that is not above `frames` (or the shortest
+        one there is), and its lengths in words; `values` are the other parameters."""
+        return round_frames(frames, cls.temporal_stride), f"{cls.temporal_stride}k+1"

@@ -38,7 +38,7 @@ class ServerOptions(Options):
     refused: ClassVar[Mapping[str, str]] = {
         "strict_ports": "The port is never shifted; a busy port is an error.",
         "scheduler_port": "There is no port between server and engine.",
-        "webui": "There is no web page yet.",
+        "webui": "The page of a realtime model is always there, at /.",
     }
 
     host: str = option("127.0.0.1", "Address to listen on.", rule="text that is not empty")
@@ -77,6 +77,22 @@ class ServerOptions(Options):
     allow_media_host: Texts = option(
         (), "Hosts, addresses or networks whose pictures may be fetched although they are private.",
         rule=LIST,
+    )  # fmt: skip
+    session_grace_seconds: float = option(
+        30.0, "How long a realtime session outlives its connection; 0 ends it at once.",
+        unit="seconds", ge=0, le=86400,
+    )  # fmt: skip
+    session_init_seconds: float = option(
+        60.0, "Close a realtime connection that opens no session for so long.",
+        unit="seconds", ge=1, le=86400,
+    )  # fmt: skip
+    session_idle_seconds: float = option(
+        1800.0, "End a realtime session whose client says nothing for so long; 0 never does.",
+        unit="seconds", ge=0, le=604_800,
+    )  # fmt: skip
+    session_message_mib: int = option(
+        16, "Largest message of a realtime client, its first frame included.",
+        unit="MiB", ge=1, le=1024,
     )  # fmt: skip
     warmup: bool = option(True, "Run a tiny request before the server is ready.")
     warmup_size: Sizes = option((), "Also warm these sizes.", rule="sizes such as 832x480")

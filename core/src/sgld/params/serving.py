@@ -180,11 +180,29 @@ class ServingOptions(Options):
     attention: Attention = option(
         {}, "Attention backend for all roles (a bare id or auto) or single roles.", rule=NAMED
     )
+    cache_policy: str | None = option(
+        None,
+        "Which frames a causal model remembers: the id of a cache policy that it supports; without "
+        "one the model decides.",
+        rule=SOME_TEXT,
+        min_length=1,
+    )
     prefer: Prefer = option(
         {},
         "Which plugin wins where two offer the same id.",
         rule="a table of KIND:ID=DISTRIBUTION",
         merge="keys",
+    )
+    max_sessions: int = option(
+        16, "How many realtime sessions may be live at once.", unit="sessions", ge=1, le=1024
+    )
+    session_memory: float | None = option(
+        None,
+        "Device memory for the states of all realtime sessions; without a number, three quarters "
+        "of what is free after loading. A session whose state does not fit is refused.",
+        unit="GiB",
+        gt=0,
+        le=100_000,
     )
     strict_plugins: bool = option(False, "Stop when any plugin is broken.")
     vae_tiling: bool = option(False, "Decode in tiles: less memory, a little slower.")

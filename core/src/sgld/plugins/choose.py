@@ -1,25 +1,34 @@
 """Choose kernels, attention backends and platforms: fit, then narrowness, then priority.
 
 Public: `DeviceFacts`, `choose_attention(...)`, `choose_kernel(...)`, `choose_platform(...)`,
-`reasons(requires, facts)`, `Choice.explain()`. Torch-free; a tie is an error that says what to
-type, and a record that is not exact is taken only with the user's consent.
+`choose_cache(...)`, `reasons(requires, facts)`, `Choice.explain()`. Torch-free; a tie is an error
+that says what to type, and a record that is not exact is taken only with the user's consent.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sgld.api.contracts import DeviceFacts
 from sgld.api.errors import DeviceError, FeatureError, PluginError
-from sgld.api.specs import NO_LIMIT, AttentionSpec, KernelSpec, PlatformSpec, Requires
+from sgld.api.specs import (
+    NO_LIMIT,
+    AttentionSpec,
+    CacheSpec,
+    KernelSpec,
+    PlatformSpec,
+    Requires,
+)
 from sgld.plugins.catalog import load_target
 from sgld.plugins.failures import failure, innermost
 from sgld.plugins.resolve import Entry
 
 AUTO: Final = "auto"
 REFERENCE: Final = "reference"
+ANY_CACHE: Final = "*"
+"""In `PipelineSpec.caches`: every installed policy may be picked."""
 
 
 class Choice(NamedTuple):
@@ -265,3 +274,31 @@ def _probe(entry: Entry[PlatformSpec], load: Callable[[str, Entry[Any]], Any]) -
         )
         raise PluginError(str(row), failures=(row,)) from error
     return probe
+
+
+def choose_cache(
+    entries: Mapping[str, Entry[CacheSpec]], supported: Sequence[str], prefer: str
+) -> Entry[CacheSpec]:
+    """The cache policy that a user picked for a pipeline.
+
+    Args:
+        entries: all policies by id.
+        supported: `PipelineSpec.caches`.
+        prefer: an id.
+
+    Raises:
+        FeatureError: the pipeline does not support it, or no plugin brings it.
+    """
+    named = [name for name in supported if name != ANY_CACHE]
+    allowed = sorted({*named, *entries}) if ANY_CACHE in supported else named
+    if prefer not in allowed:
+        raise FeatureError(
+            f"--cache-policy {prefer}: this model does not take it.",
+            remedy=f"It takes: {', '.join(allowed) or 'none, for it keeps no history'}.",
+        )
+    if prefer not in entries:
+        raise FeatureError(
+            f"--cache-policy {prefer}: no usable plugin brings it.",
+            remedy="`sgld plugins list` says which plugins are there and what is wrong with them.",
+        )
+    return entries[prefer]

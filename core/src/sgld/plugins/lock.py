@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from sgld import __version__
 from sgld.api.errors import PluginError
@@ -18,6 +18,9 @@ from sgld.plugins.catalog import Catalog, build
 from sgld.plugins.failures import failure
 from sgld.plugins.find import BUILTIN, Discovery, Found, Source
 from sgld.plugins.scan import version_of
+
+ADAPTER: Final = "realtime"
+"""In `Lock.choices`: the adapter of the pipeline's sessions."""
 
 
 class Lock(NamedTuple):
@@ -121,6 +124,9 @@ def verify(lock: Lock) -> Catalog:
         wrong.append(f"pipeline {lock.pipeline!r} is not there")
     if lock.platform and lock.platform not in catalog.platforms:
         wrong.append(f"platform {lock.platform!r} is not there")
+    adapter = lock.choices.get(ADAPTER)
+    if adapter and adapter not in catalog.realtime:
+        wrong.append(f"realtime adapter {adapter!r} is not there")
     if wrong:
         raise _disagree(wrong)
     return catalog

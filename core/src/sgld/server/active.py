@@ -16,7 +16,7 @@ from sgld.server.jobs.store import Job
 
 MOST_STEPS = 256
 MOST_PREVIEWS = 4
-"""What waits for a watcher that does not read; further steps or latents are left out."""
+"""What waits for a watcher that does not read; further steps, latents or chunks are left out."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,10 @@ class Active:
         """Tell the watchers how the job is now; those that do not read miss something."""
         for queue in self._watchers:
             # Decoded previews are few: a request says how many it wants.
-            many = event is not None and event.kind == "preview" and event.frames is None
-            most = MOST_PREVIEWS if many else MOST_STEPS
+            large = event is not None and (
+                event.kind == "frames" or (event.kind == "preview" and event.frames is None)
+            )
+            most = MOST_PREVIEWS if large else MOST_STEPS
             if event is None or queue.qsize() < most:
                 queue.put_nowait(JobEvent(self.job, event))
 

@@ -225,6 +225,9 @@ class ModelDetails(ModelCard):
     defaults: dict[str, Any]
     parameters: list[Parameter]
     limits: dict[str, int | None] = Field(description="The server's own limits.")
+    realtime: dict[str, Any] | None = Field(
+        description="What realtime sessions take; null when the model has none."
+    )
 
 
 class Alive(Answer):
@@ -275,5 +278,6 @@ class ServerInfo(Answer):
     ready: bool
     queued: int
     running: int
+    sessions: int = Field(description="Realtime sessions that are open.")
     serving_options: dict[str, Any]
     server_options: dict[str, Any]

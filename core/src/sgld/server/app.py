@@ -29,10 +29,15 @@ from sgld.server.health import health_routes
 from sgld.server.images import image_routes
 from sgld.server.models import model_routes
 from sgld.server.openapi import install_openapi
+from sgld.server.page.routes import PAGE_PATHS, page_routes
+from sgld.server.realtime.keys import socket_keys
+from sgld.server.realtime.routes import realtime_routes
 from sgld.server.services import Services
 from sgld.server.videos import video_routes
 from sgld.server.warmup import get_ready
 
+MOST_KEYS = 4
+"""Keys that one socket may try."""
 OPEN_PATHS = ("/liveness", "/health")
 """What answers without a key: probes, which tell nothing about anybody's work."""
 
@@ -50,6 +55,7 @@ def make_app(services: Services) -> FastAPI:
             tasks.append(asyncio.create_task(services.keep(), name="retention"))
             yield
         finally:
+            await services.sessions.stop(services.options.drain_seconds)
             await services.runner.stop(services.options.drain_seconds)
             for task in tasks:
                 task.cancel()
@@ -64,7 +70,14 @@ def make_app(services: Services) -> FastAPI:
         lifespan=lifespan,
     )
     install_error_handlers(app)
-    for routes in (health_routes, model_routes, image_routes, video_routes):
+    for routes in (
+        health_routes,
+        model_routes,
+        image_routes,
+        video_routes,
+        page_routes,
+        realtime_routes,
+    ):
         app.include_router(routes(services))
     install_openapi(app, keys=bool(services.options.api_key), open_paths=OPEN_PATHS)
     # Each layer lies around those before it: who is let in or not, an answer is counted and named.
@@ -83,7 +96,8 @@ def make_app(services: Services) -> FastAPI:
 
 
 class ApiKeys:
-    """Lets in who sends `Authorization: Bearer KEY` with one of the keys."""
+    """Lets in who sends `Authorization: Bearer KEY` with one of the keys; see
+    `sgld.server.realtime.keys` for sockets."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -91,7 +105,10 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or pass the request on."""
-        open_path = scope["type"] == "http" and scope["path"] in OPEN_PATHS
+        path = scope.get("path", "")
+        open_path = scope["type"] == "http" and (
+            path in OPEN_PATHS or path == "/" or path.startswith(PAGE_PATHS)
+        )
         if scope["type"] not in ("http", "websocket") or open_path or self._knows(scope):
             await self._app(scope, receive, send)
             return
@@ -104,12 +121,15 @@ class ApiKeys:
         await error_response(error)(scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
-        given = b""
-        for name, value in scope["headers"]:
-            if name == b"authorization" and value[:7].lower() == b"bearer ":
-                given = value[7:].strip()
+        given = [
+            value[7:].strip()
+            for name, value in scope["headers"]
+            if name == b"authorization" and value[:7].lower() == b"bearer "
+        ][-1:]
+        if scope["type"] == "websocket" and not given:
+            given = list(socket_keys(scope))[:MOST_KEYS]
         # Every key is compared, and in constant time, so that time tells nothing of any of them.
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        matches = [hmac.compare_digest(one, key) for one in given for key in self._keys]
         return any(matches)
 
 

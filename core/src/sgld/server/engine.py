@@ -16,6 +16,7 @@ import structlog
 from sgld.api.errors import SgldError
 from sgld.engine.executors.executor import Executor
 from sgld.messages import LAST, Event, Request
+from sgld.realtime.messages import SessionCommand, SessionReport
 
 log = structlog.get_logger("sgld.server")
 
@@ -39,6 +40,7 @@ class EngineClient:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._sessions: dict[str, asyncio.Queue[SessionReport]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
         self._lost = ""
@@ -97,6 +99,28 @@ class EngineClient:
             if not ended:
                 self._executor.cancel(request.id)
 
+    def join(self, session_id: str) -> asyncio.Queue[SessionReport]:
+        """Where the reports of a session arrive from now on, in order; see `leave`."""
+        reports: asyncio.Queue[SessionReport] = asyncio.Queue()
+        self._sessions[session_id] = reports
+        if self._lost:
+            reports.put_nowait(_lost_session(session_id, self._lost))
+        return reports
+
+    def leave(self, session_id: str) -> None:
+        """Nobody reads the reports of a session any more."""
+        self._sessions.pop(session_id, None)
+
+    def command(self, command: SessionCommand) -> None:
+        """Ask something of a session; the answer is among its reports.
+
+        Raises:
+            SgldError: the engine is closed or lost for good.
+        """
+        if self._lost:
+            raise SgldError(self._lost, code="engine_lost")
+        self._executor.command(command)
+
     def _pump(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -109,7 +133,12 @@ class EngineClient:
             if event is not None:
                 self._call(self._deliver, event)
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: Event | SessionReport) -> None:
+        if isinstance(event, SessionReport):
+            reports = self._sessions.get(event.session_id)
+            if reports is not None:
+                reports.put_nowait(event)
+            return
         queue = self._queues.get(event.request_id)
         if queue is not None:
             queue.put_nowait(event)
@@ -118,6 +147,8 @@ class EngineClient:
         self._lost = reason
         for request_id, queue in self._queues.items():
             queue.put_nowait(Event("failed", request_id, code="engine_lost", message=reason))
+        for session_id, reports in self._sessions.items():
+            reports.put_nowait(_lost_session(session_id, reason))
 
     def _call(self, function: Any, *arguments: Any) -> None:
         loop = self._loop
@@ -127,3 +158,7 @@ class EngineClient:
             loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop closed between the check and the call
             return
+
+
+def _lost_session(session_id: str, reason: str) -> SessionReport:
+    return SessionReport(session_id, "closed", code="engine_lost", message=reason)

@@ -84,6 +84,7 @@ def health_routes(services: Services) -> APIRouter:
             "ready": services.readiness.ready,
             "queued": services.runner.queued,
             "running": services.runner.running,
+            "sessions": services.sessions.live,
             "serving_options": services.plan.options.model_dump(mode="json"),
             "server_options": services.options.model_dump(
                 mode="json", exclude={"api_key", "job_store", "otlp_endpoint"}
@@ -98,6 +99,7 @@ def health_routes(services: Services) -> APIRouter:
     )
     async def metrics(request: Request) -> Response:
         services.metrics.engine_state(services.engine.state)
+        services.metrics.session_bytes(services.sessions.bytes_kept)
         shown = services.metrics.render(request.headers.get("accept", ""))
         return Response(shown.body, media_type=shown.content_type)
 

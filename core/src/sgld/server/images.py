@@ -115,7 +115,7 @@ async def _last(services: Services, job_id: str, stored: bool) -> Job | None:
     job: Job | None = None
     async for happened in services.runner.watch(job_id):
         job = happened.job
-        if job.status in ENDED and not stored:
+        if happened.job.status in ENDED and not stored:
             break
     return job
 

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvicorn
@@ -33,6 +34,8 @@ from sgld.server.engine import EngineClient
 from sgld.server.jobs.store import JobStore
 from sgld.server.outputs.store import output_store
 from sgld.server.parameters import ModelFacts
+from sgld.server.realtime.model import realtime_model
+from sgld.server.realtime.sessions import Sessions
 from sgld.server.runner import Runner
 from sgld.server.services import Services
 from sgld.server.uploads import Uploads
@@ -99,6 +102,7 @@ def make_services(
             remedy="Choose a folder that can be written to.",
         ) from None
     facts = ModelFacts.of(plan, name)
+    realtime = realtime_model(plan, facts, Limits.of(options))
     _check_default_size(options, plan)
     with contextlib.ExitStack() as undo:
         jobs = JobStore.open(options.job_store_url, exclusive=True)
@@ -130,6 +134,9 @@ def make_services(
     services.metrics.served(__version__, name, plan.spec.id)
     services.runner = Runner(
         services, max_running=plan.options.max_running, max_queue=options.max_queue
+    )
+    services.sessions = Sessions(
+        realtime, options, services.engine, services.metrics, services.request_log
     )
     return services
 
@@ -195,6 +202,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, but tidy up even when the connections are not waited for."""
+        # uvicorn would close the sessions' sockets without a word.
+        await self._services.sessions.stop(self._services.options.drain_seconds)
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -202,10 +211,12 @@ class Server(uvicorn.Server):
     def _stop(self, number: int) -> None:
         name = signal.Signals(number).name
         runner, drain = self._services.runner, self._services.options.drain_seconds
+        sessions = self._services.sessions
         if self.should_exit:
             log.warning("stopping at once", signal=name)
             self.force_exit = True
             runner.hurry()
+            sessions.hurry()
             # Those that wait for a result are answered first; what then remains are downloads.
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._drop)
         else:
@@ -213,6 +224,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
             # Now, not after the connections: those wait for jobs.
             runner.begin_stop(drain)
+            sessions.begin_stop(drain)
 
     def _drop(self) -> None:
         for task in list(self.server_state.tasks):
@@ -251,7 +263,17 @@ def _config(options: ServerOptions, services: Services) -> uvicorn.Config:
         # Downloads and event streams do not hold a stop up for longer than running jobs do.
         timeout_graceful_shutdown=int(options.drain_seconds) + 2,
         server_header=False,
+        **socket_settings(options),
     )
+
+
+def socket_settings(options: ServerOptions) -> dict[str, Any]:
+    """uvicorn's settings for realtime sockets."""
+    return {
+        "ws_max_size": options.session_message_mib * 2**20,
+        # Frames are compressed already, and clients of the protocol expect no further compression.
+        "ws_per_message_deflate": False,
+    }
 
 
 def _give_memory_back() -> None:

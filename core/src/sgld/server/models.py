@@ -10,6 +10,7 @@ from sgld.params.table import parameter_rows
 from sgld.server.answers import ModelDetails, ModelList
 from sgld.server.errors import not_found
 from sgld.server.openapi import answers
+from sgld.server.realtime.model import capabilities
 from sgld.server.services import Services
 
 
@@ -62,6 +63,7 @@ def model_routes(services: Services) -> APIRouter:
             "defaults": defaults,
             "parameters": parameter_rows(plan.params_class, plan.preset_defaults),
             "limits": services.limits.as_dict(),
+            "realtime": capabilities(services.sessions.model),
         }
 
     return router

@@ -56,6 +56,8 @@ class Services:
         facts: what request validation needs of the model.
         limits: the server's own limits on requests.
         scratch_folder: for files in the making; goes with the server, even a killed one's.
+        runner: runs jobs; a `sgld.server.runner.Runner`.
+        sessions: realtime sessions; a `sgld.server.realtime.sessions.Sessions`.
     """
 
     options: ServerOptions
@@ -73,6 +75,7 @@ class Services:
     policy: FetchPolicy
     scratch_folder: OwnedFolder
     runner: Any = None
+    sessions: Any = None
     readiness: Readiness = field(default_factory=Readiness)
     # One thread for the job store: its calls keep their order, and SQLite has one writer anyway.
     _db: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "sgld-db"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -13,6 +15,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from sgld.media.images import encode_image
+from sgld.media.videos import write_video
 from sgld.messages import Event
 from sgld.server.answers import Video, VideoDeleted, VideoList
 from sgld.server.bodies import read_video_body
@@ -28,7 +31,9 @@ from sgld.server.shapes import video_object
 from sgld.server.submit import submit
 
 PREVIEW_QUALITY: Final = 80
-EVENTS: Final = ("queued", "step", "preview", "done", "failed", "cancelled")
+CHUNK_PRESET: Final = "veryfast"
+"""Encoder speed of chunks: each watcher gets its own, and the whole clip comes later."""
+EVENTS: Final = ("queued", "step", "preview", "chunk", "done", "failed", "cancelled")
 
 
 def video_routes(services: Services) -> APIRouter:
@@ -163,7 +168,8 @@ async def _job(services: Services, video_id: str) -> Job:
 
 
 async def _events(services: Services, request: Request, job: Job) -> AsyncIterator[str]:
-    """Server-sent events `queued`, `step`, `preview`, then `done`, `failed` or `cancelled`."""
+    """Server-sent events `queued`, `step`, `preview`, `chunk`, then `done`, `failed` or
+    `cancelled`."""
     services.metrics.streams(1)
     try:
         async for line in _lines(services, request, job):
@@ -185,6 +191,9 @@ async def _lines(services: Services, request: Request, job: Job) -> AsyncIterato
         elif event.kind == "preview":
             shown = await services.save(_preview, event)
             yield _line("preview", facts | {"index": event.index, "step": event.step} | shown)
+        elif event.kind == "frames":
+            shown = await services.save(_chunk, event, services.scratch, job)
+            yield _line("chunk", facts | {"index": event.index} | shown)
         else:
             more = {"index": event.index, "step": event.step, "total": event.total}
             yield _line("step", facts | more | {"seconds": round(event.seconds, 3)})
@@ -205,6 +214,24 @@ def _preview(event: Event) -> dict[str, str]:
     buffer = io.BytesIO()
     np.save(buffer, np.asarray(event.latents, dtype=np.float16))
     return {"latents_npy": _base64(buffer.getvalue())}
+
+
+def _chunk(event: Event, scratch: Path, job: Job) -> dict[str, Any]:
+    """A chunk of a clip as a small clip of its own."""
+    assert event.frames is not None
+    path = scratch / f"{job.id}-{event.index}-{event.step}-{secrets.token_hex(4)}.mp4"
+    try:
+        write_video(path, event.frames, job.request["params"]["fps"], preset=CHUNK_PRESET)
+        data = path.read_bytes()
+    finally:
+        path.unlink(missing_ok=True)
+    frames = len(event.frames)
+    return {
+        "chunk": event.step,
+        "chunks": event.total,
+        "frames": frames,
+        "mp4": _base64(data),
+    }
 
 
 def _base64(data: bytes) -> str:

@@ -67,7 +67,7 @@ class Work:
             await self._stepped(event)
         elif event.kind == "queued":
             active.steps.clear()  # the engine was lost and starts over
-        elif event.kind == "preview":
+        elif event.kind in ("preview", "frames"):
             active.tell(event)
         elif event.kind == "output" and event.output is not None:
             self.outputs.append(await self._keep(event.output))

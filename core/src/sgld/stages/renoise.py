@@ -15,6 +15,14 @@ TRAIN_STEPS = 1000
 """Steps of the training schedule: a model time is this times the noise level."""
 
 
+def warped(steps: Sequence[int], shift: float) -> tuple[float, ...]:
+    """Model times of steps that count places in the shifted training table instead of naming its
+    times: step s stands for the entry 1000 - s, so 750 at shift 5 is 937.5 (Self-Forcing,
+    `warp_denoising_step`)."""
+    places = [step / TRAIN_STEPS for step in steps]
+    return tuple(TRAIN_STEPS * shift * u / (1 + (shift - 1) * u) for u in places)
+
+
 class RenoiseSampler:
     """Walks a fixed list of training steps.
 
@@ -22,14 +30,14 @@ class RenoiseSampler:
     σ of a step value is looked up in the shifted training table, by the nearest time.
 
     Args:
-        steps: training steps from noisy to clean, such as 1000, 757, 522.
+        steps: model times from noisy to clean, such as 1000, 757, 522.
         shift: shift of the training table.
         noise: draws standard normal noise of a shape, on the latents' device.
     """
 
     def __init__(
         self,
-        steps: Sequence[int],
+        steps: Sequence[float],
         shift: float,
         noise: Callable[[tuple[int, ...]], torch.Tensor],
         device: torch.device,

@@ -33,7 +33,7 @@ from sgld.params.server import ServerOptions
 from sgld.params.serving import ServingOptions
 from sgld.plan import ModelPlan, make_plan
 from sgld.server.app import make_app
-from sgld.server.launch import make_services
+from sgld.server.launch import make_services, socket_settings
 from sgld.server.services import Services
 
 START_SECONDS = 120.0
@@ -93,7 +93,12 @@ def served_here(
     """A server on a thread of this process, on a free port; `server` are `ServerOptions`."""
     with app_here(model_path, folder, serving, **server) as (app, services):
         config = uvicorn.Config(
-            app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=2
+            app,
+            host="127.0.0.1",
+            port=0,
+            log_config=None,
+            timeout_graceful_shutdown=2,
+            **socket_settings(services.options),
         )
         runner = uvicorn.Server(config)
         thread = threading.Thread(target=runner.run, name="sgld-test-server", daemon=True)

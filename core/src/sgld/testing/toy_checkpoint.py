@@ -1,7 +1,8 @@
 """Complete toy checkpoints in diffusers layout, a few kilobytes each; written without torch.
 
-`write_image`, `write_edit` and `write_video` `(folder: Path) -> None`. The bytes are the same on
-every machine. A number `load_delay` in transformer/config.json makes loading take so many seconds.
+`write_image`, `write_edit`, `write_video` and `write_world` `(folder: Path) -> None`. The bytes are
+the same on every machine. A number `load_delay` in transformer/config.json makes loading take so
+many seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from safetensors.numpy import save_file
 WIDTH = 8
 """Channels of latents and of every hidden layer; as in `sgld.testing.toy`."""
 LAYERS = 3
+WORLD_LAYERS = 2
+ACTIONS = 4
+"""As in `sgld.testing.toy_world`."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -36,12 +40,18 @@ def write_video(folder: Path) -> None:
     _write(folder, "ToyVideoPipeline")
 
 
-def _write(folder: Path, class_name: str) -> None:
+def write_world(folder: Path) -> None:
+    """The checkpoint of `toy-world`."""
+    _write(folder, "ToyWorldPipeline", world=True)
+
+
+def _write(folder: Path, class_name: str, *, world: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    kind, vae = ("ToyWorldTransformer", "ToyWorldVae") if world else ("ToyTransformer", "ToyVae")
     parts = {
         "text_encoder": ("transformers", "ToyText", {"embed.weight": (256, WIDTH)}),
-        "transformer": ("diffusers", "ToyTransformer", _transformer()),
-        "vae": ("diffusers", "ToyVae", _linear("out", 3)),
+        "transformer": ("diffusers", kind, _world() if world else _transformer()),
+        "vae": ("diffusers", vae, _linear("out", 3)),
     }
     index: dict[str, Any] = {"_class_name": class_name}
     for name, (library, kind, shapes) in parts.items():
@@ -61,8 +71,17 @@ def _transformer() -> Shapes:
     return shapes
 
 
-def _linear(name: str, width: int) -> Shapes:
-    return {f"{name}.weight": (width, WIDTH), f"{name}.bias": (width,)}
+def _world() -> Shapes:
+    shapes = _linear("inlet", WIDTH) | _linear("outlet", WIDTH) | _linear("action", WIDTH, ACTIONS)
+    for index in range(WORLD_LAYERS):
+        block = f"blocks.{index}"
+        shapes |= _linear(f"{block}.mix", WIDTH) | _linear(f"{block}.text", WIDTH)
+        shapes |= _linear(f"{block}.qkv", 3 * WIDTH)
+    return shapes
+
+
+def _linear(name: str, width: int, inputs: int = WIDTH) -> Shapes:
+    return {f"{name}.weight": (width, inputs), f"{name}.bias": (width,)}
 
 
 def _draw(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -4,21 +4,23 @@
     sgld serve --model-path tiny:toy-image
 
 `toy-image` makes pictures from text, `toy-edit` mixes input pictures in (and works without one),
-`toy-video` makes clips. All take the hooks of `sgld.testing.toy_params.Hooks` (a slow step, a
-failure, a crash). Neither this module nor the parameters nor the blueprints import torch.
+`toy-video` makes clips, `toy-world` clips in chunks and realtime sessions. All take the hooks of
+`sgld.testing.toy_params.Hooks` (a slow step, a failure, a crash). Neither this module nor the
+parameters nor the blueprints import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sgld.api import Claims, PipelineSpec, Plugin, Where, features, hookimpl
+from sgld.api import Claims, PipelineSpec, Plugin, RealtimeSpec, Where, features, hookimpl
 
 
 @hookimpl
 def sgld_plugin() -> Plugin:
     """Name and contracts."""
-    return Plugin("toy", contracts={"pipeline": 1}, summary="Toy families for tests")
+    contracts = {"pipeline": 1, "realtime": 1}
+    return Plugin("toy", contracts=contracts, summary="Toy families for tests")
 
 
 @hookimpl
@@ -27,6 +29,24 @@ def sgld_pipelines() -> Iterator[PipelineSpec]:
     yield _spec("image", ("text-to-image",), "Toy pictures")
     yield _spec("edit", ("text-to-image", "image-to-image"), "Toy pictures from pictures")
     yield _spec("video", ("text-to-video",), "Toy clips")
+    world = _spec("world", ("text-to-video", "image-to-video"), "Toy worlds")
+    yield world._replace(
+        target="sgld.testing.toy_world:ToyWorldPipeline",
+        params="sgld.testing.toy_world_params:ToyWorldParams",
+        features=frozenset({features.COMPONENT_OFFLOAD, features.DUMMY_WEIGHTS}),
+        caches=("rolling", "*"),
+    )
+
+
+@hookimpl
+def sgld_realtime() -> Iterator[RealtimeSpec]:
+    """How a toy world is steered."""
+    yield RealtimeSpec(
+        id="toy-world",
+        pipeline="toy-world",
+        target="sgld.testing.toy_world_params:ToyWorldAdapter",
+        events=("camera_actions", "prompt"),
+    )
 
 
 def _spec(kind: str, tasks: tuple[str, ...], summary: str) -> PipelineSpec:

@@ -16,6 +16,8 @@ from sgld.weights.header import Tensor
 
 WRAPPERS: Final = ("state_dict", "model", "module", "params", "ema")
 """Keys under which training scripts commonly put the tensors of a checkpoint."""
+GENERATORS: Final = ("generator_ema", "generator")
+"""Keys of distillation, best first: averaged weights are the ones to use."""
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -54,6 +56,8 @@ def _tensors(path: Path, content: Any) -> dict[str, torch.Tensor]:
     if found:
         return found
     inner = [key for key in WRAPPERS if isinstance(content.get(key), Mapping)]
+    if not inner:
+        inner = [key for key in GENERATORS if isinstance(content.get(key), Mapping)][:1]
     if len(inner) == 1:
         return _tensors(path, content[inner[0]])
     keys = ", ".join(repr(key) for key in list(content)[:8])

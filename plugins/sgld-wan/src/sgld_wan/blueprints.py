@@ -71,6 +71,19 @@ def wan22_ti2v_5b(folder: Path) -> None:
     )
 
 
+def wan21_causal_t2v_1_3b(folder: Path) -> None:
+    """Causal Wan 2.1, 1.3B (Self-Forcing): chunks of 3 latent frames that see all before them."""
+    transformer = configs.causal_config(chunk=3, window=-1, sink=0)
+    _write(folder, "WanCausalDMDPipeline", transformer, flow_shift=5.0)
+
+
+def longlive2_5b(folder: Path) -> None:
+    """LongLive 2.0: the network and VAE of TI2V-5B, chunks of 8, a window of 32, a sink of 8."""
+    transformer = configs.causal_config(chunk=8, window=32, sink=8, **_5B)
+    vae = configs.vae_22_config()
+    _write(folder, "LongLive2Pipeline", transformer, flow_shift=5.0, vae=vae)
+
+
 def _write(
     folder: Path,
     class_name: str,
@@ -109,5 +122,7 @@ BLUEPRINTS = {
     "wan2.2-t2v-a14b": wan22_t2v_a14b,
     "wan2.2-i2v-a14b": wan22_i2v_a14b,
     "wan2.2-ti2v-5b": wan22_ti2v_5b,
+    "wan2.1-causal-t2v-1.3b": wan21_causal_t2v_1_3b,
+    "longlive2-5b": longlive2_5b,
 }
 """Public name → function; the plugin's `PipelineSpec.blueprints` names them as targets."""

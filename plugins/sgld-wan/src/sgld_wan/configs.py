@@ -65,6 +65,18 @@ def transformer_config(**fields: Any) -> Config:
     }
 
 
+def causal_config(chunk: int, window: int, sink: int, **fields: Any) -> Config:
+    """`transformer/config.json` of a causal model: chunk, window (-1: all) and sink in latent
+    frames; `fields` as for `transformer_config`."""
+    causal: Config = {
+        "_class_name": "CausalWanTransformer3DModel",
+        "local_attn_size": window,
+        "num_frames_per_block": chunk,
+        "sink_size": sink,
+    }
+    return transformer_config(**{**causal, **fields})
+
+
 def vae_21_config(**fields: Any) -> Config:
     """`vae/config.json` of the 16-channel VAE (stride 4×8×8)."""
     return {

@@ -169,14 +169,14 @@ def read_steps(value: Any) -> Any:
     return steps
 
 
-def _steps_text(text: Any) -> Any:
+def steps_text(text: Any) -> Any:
+    """The list that a flag or variable holds as numbers with commas between them."""
     return [scalar(word) for word in text.split(",")] if isinstance(text, str) else text
 
 
-class WanDMDParams(WanTextLength, VideoParams):
-    """FastWan and TurboWan: a fixed short list of steps, one forward each, no guidance."""
+class FixedSteps(Options):
+    """Mixin: a fixed short list of steps that the model was distilled for, one forward each."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("text-to-video",)
     refused: ClassVar[Mapping[str, str]] = {
         **VideoParams.refused,
         "guidance_scale": "This model is distilled and runs without guidance; leave it out.",
@@ -192,11 +192,8 @@ class WanDMDParams(WanTextLength, VideoParams):
         le=1000,
     )
     dmd_denoising_steps: Annotated[
-        tuple[int, ...], BeforeValidator(read_steps), Text(_steps_text)
+        tuple[int, ...], BeforeValidator(read_steps), Text(steps_text)
     ] = option(DMD_STEPS, "Timesteps that the model was distilled for.", rule=DMD_RULE)
-    flow_shift: float = option(
-        8.0, "Shift of the table that turns steps into noise levels.", ge=0.1, le=100.0
-    )
 
     @classmethod
     def settle(cls, values: dict[str, Any], given: frozenset[str]) -> Settled:
@@ -215,6 +212,15 @@ class WanDMDParams(WanTextLength, VideoParams):
             "Leave it out, or change dmd_denoising_steps.",
         )
         return settled._replace(findings=(*settled.findings, finding))
+
+
+class WanDMDParams(FixedSteps, WanTextLength, VideoParams):
+    """FastWan and TurboWan: a fixed short list of steps, one forward each, no guidance."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("text-to-video",)
+    flow_shift: float = option(
+        8.0, "Shift of the table that turns steps into noise levels.", ge=0.1, le=100.0
+    )
 
 
 class WanDMD5BParams(TakesImage, WanDMDParams):

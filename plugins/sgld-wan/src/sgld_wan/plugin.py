@@ -23,6 +23,8 @@ ALL: Final = frozenset(
         features.VAE_TILING,
     }
 )
+CAUSAL: Final = ALL - {features.STEP_BATCHING, features.VAE_TILING}
+"""Chunks are calls with caches of their own, so they share no forward; a stream has no tiles."""
 COMPONENTS: Final = {
     "text_encoder": "text_encoder",
     "image_encoder": "image_encoder",
@@ -38,7 +40,7 @@ def sgld_plugin() -> Plugin:
     return Plugin(
         "wan",
         contracts={"pipeline": 1},
-        summary="Wan 2.1, Wan 2.2, FastWan and TurboWan",
+        summary="Wan 2.1, Wan 2.2, FastWan, TurboWan, causal Wan and LongLive 2.0",
     )
 
 
@@ -164,6 +166,39 @@ def sgld_pipelines() -> Iterable[PipelineSpec]:
         rules=(_index("WanDMDPipeline", Where(INDEX, "boundary_ratio")),),
         blueprints={"tiny": "tiny_dmd_i2v_a14b"},
     )
+    yield _spec(
+        "wan-causal-t2v",
+        "WanCausalDMDPipeline",
+        "WanCausalParams",
+        "Causal Wan 2.1 (Self-Forcing): chunk by chunk in a few steps",
+        repos=("wlsaidhi/SFWan2.1-T2V-1.3B-Diffusers",),
+        rules=(
+            _index("WanCausalDMDPipeline", _unset("boundary_ratio")),
+            _index("WanPipeline", _unset("boundary_ratio"), _unset("expand_timesteps"), _CHUNKED),
+        ),
+        blueprints={"tiny": "tiny_causal_t2v"},
+        sizes=("wan2.1-causal-t2v-1.3b",),
+        module="causal",
+        caches=("rolling", "global-sink"),
+    )
+    yield _spec(
+        "longlive2",
+        "LongLive2Pipeline",
+        "LongLive2Params",
+        "LongLive 2.0 5B: long clips of several shots, chunk by chunk",
+        repos=(
+            "Rabinovich/LongLive-2.0-5B-Diffusers",
+            "Efficient-Large-Model/LongLive-2.0-5B",
+        ),
+        rules=(_index("LongLive2Pipeline"),),
+        blueprints={"tiny": "tiny_longlive2"},
+        sizes=("longlive2-5b",),
+        module="longlive",
+        caches=("rolling", "global-sink", "pinned-sink"),
+    )
+
+
+_CHUNKED: Final = Where("transformer/config.json", "num_frames_per_block")
 
 
 def _spec(
@@ -176,6 +211,8 @@ def _spec(
     rules: tuple[tuple[Where, ...], ...],
     blueprints: dict[str, str] | None = None,
     sizes: Sequence[str] = (),
+    module: str = "wan",
+    caches: tuple[str, ...] = (),
 ) -> PipelineSpec:
     targets = {name: f"sgld_wan.testing:{attr}" for name, attr in (blueprints or {}).items()}
     for size in sizes:
@@ -183,22 +220,25 @@ def _spec(
         function = f"{family.replace('.', '')}_{rest.replace('-', '_').replace('.', '_')}"
         targets[size] = f"sgld_wan.blueprints:{function}"
     image = "Image" in pipeline
-    either = "PinnedFrame" in pipeline
+    either = "PinnedFrame" in pipeline or module != "wan"
     tasks = (
         ("text-to-video", "image-to-video")
         if either
         else (("image-to-video",) if image else ("text-to-video",))
     )
-    few = "Dmd" in pipeline
+    few = "Dmd" in pipeline or id == "wan-causal-t2v"
+    options = "params" if module == "wan" else "causal_params"
+    offered = ALL if module == "wan" else CAUSAL
     return PipelineSpec(
         id=id,
-        target=f"sgld_wan.pipelines.wan:{pipeline}",
-        params=f"sgld_wan.params:{params}",
+        target=f"sgld_wan.pipelines.{module}:{pipeline}",
+        params=f"sgld_wan.{options}:{params}",
         tasks=tasks,
         claims=Claims(repos=repos, rules=rules),
         components=COMPONENTS,
         layout="sgld_wan.layout:locate",
-        features=ALL - {features.CFG} if few else ALL,
+        caches=caches,
+        features=offered - {features.CFG} if few else offered,
         presets=PRESETS.get(id, ()),
         blueprints=targets,
         summary=summary,

@@ -97,6 +97,18 @@ PRESETS: Final[Mapping[str, tuple[Preset, ...]]] = {
         Preset("base", {**_5B, "dmd_denoising_steps": DMD_STEPS}),
         Preset("tiny", _TINY, rules=_TINY_MODEL),
     ),
+    "wan-causal-t2v": (
+        Preset("base", _480P),
+        Preset("tiny", {**_TINY, "num_frames": 33}, rules=_TINY_MODEL),
+    ),
+    "longlive2": (
+        Preset("base", {"width": 1280, "height": 704, "num_frames": 61, "fps": 24}),
+        Preset(
+            "tiny",
+            {**_TINY, "num_frames": 29, "chunk_latents": 2, "window_latents": 6, "sink_latents": 2},
+            rules=_TINY_MODEL,
+        ),
+    ),
     "wan-dmd-i2v-a14b": (
         Preset("base", {**_720P, "dmd_denoising_steps": TURBO_IMAGE_STEPS}),
         Preset("tiny", _TINY, rules=_TINY_MODEL),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sgld.api.errors import ModelError
 
+TRAIN_STEPS: Final = 1000
 SHIFT_KEYS: Final = {
     "UniPCMultistepScheduler": "flow_shift",
     "FlowMatchEulerDiscreteScheduler": "shift",
@@ -27,6 +28,28 @@ def check_scheduler(config: Mapping[str, Any]) -> None:
 def stored_shift(config: Mapping[str, Any]) -> float:
     """The timestep shift that the checkpoint asks for."""
     return float(config.get(SHIFT_KEYS[config["_class_name"]], 1.0))
+
+
+def flow_unipc(shift: float) -> Callable[[], Any]:
+    """A function that makes a fresh UniPC solver with the noise levels of Wan's own code, which
+    LongLive uses: evenly spaced from 0.999 down, shifted, times cut to whole numbers
+    (`wan/utils/fm_solvers_unipc.py`; diffusers' table begins at 1).
+    """
+    import torch  # noqa: PLC0415
+    from diffusers.schedulers.scheduling_unipc_multistep import (  # noqa: PLC0415
+        UniPCMultistepScheduler,
+    )
+
+    class OriginalTable(UniPCMultistepScheduler):
+        def set_timesteps(self, num_inference_steps: Any, device: Any = None, **other: Any) -> None:
+            super().set_timesteps(num_inference_steps, device=device, **other)
+            steps = num_inference_steps
+            grid = torch.linspace(1 - 1 / TRAIN_STEPS, 0, steps + 1, dtype=torch.float64)[:-1]
+            sigmas = shift * grid / (1 + (shift - 1) * grid)
+            self.sigmas = torch.cat([sigmas, sigmas.new_zeros(1)]).float()
+            self.timesteps = (sigmas * TRAIN_STEPS).to(torch.int64).to(device)
+
+    return lambda: OriginalTable(prediction_type="flow_prediction", use_flow_sigmas=True)
 
 
 def scheduler_maker(config: Mapping[str, Any], shift: float | None) -> Callable[[], Any]:

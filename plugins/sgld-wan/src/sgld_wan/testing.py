@@ -1,8 +1,8 @@
 """Tiny random Wan checkpoints: the real folder layout and every code path, under 5 MB each.
 
 - `tiny_t2v`, `tiny_i2v`, `tiny_t2v_a14b`, `tiny_i2v_a14b`, `tiny_ti2v_5b`, `tiny_dmd`,
-  `tiny_dmd_ti2v_5b`, `tiny_dmd_i2v_a14b` `(folder: Path) -> None` write a complete checkpoint in
-  diffusers layout.
+  `tiny_dmd_ti2v_5b`, `tiny_dmd_i2v_a14b`, `tiny_causal_t2v`, `tiny_longlive2`
+  `(folder: Path) -> None` write a complete checkpoint in diffusers layout.
 - `original_layout(source, target)` rewrites one of them in the layout of the Wan repositories.
 
 The widths are small but nothing else is: 512 text tokens, the real latent statistics, strides and
@@ -45,6 +45,10 @@ class Recipe(NamedTuple):
     residual_vae: bool = False
     scalars: tuple[tuple[str, Any], ...] = ()
     seed: int = 0
+    causal: tuple[tuple[str, Any], ...] = ()
+    """Further entries of `transformer/config.json`."""
+    original_names: bool = False
+    """Whether the transformer's tensors have the names of the Wan repositories."""
 
 
 T2V = Recipe("WanPipeline", seed=1)
@@ -72,6 +76,23 @@ TI2V_5B = Recipe(
 DMD = Recipe("WanDMDPipeline", flow_shift=8.0, seed=1)
 DMD_TI2V_5B = TI2V_5B._replace(class_name="WanDMDPipeline")
 DMD_I2V_A14B = I2V_A14B._replace(class_name="WanDMDPipeline")
+
+CAUSAL_T2V = Recipe(
+    "WanCausalDMDPipeline",
+    flow_shift=5.0,
+    seed=6,
+    causal=(("num_frames_per_block", 3), ("local_attn_size", 6), ("sink_size", 1)),
+)
+LONGLIVE2 = Recipe(
+    "LongLive2Pipeline",
+    in_channels=48,
+    out_channels=48,
+    flow_shift=5.0,
+    residual_vae=True,
+    seed=7,
+    causal=(("num_frames_per_block", 2), ("local_attn_size", 6), ("sink_size", 2)),
+    original_names=True,
+)
 
 
 def tiny_t2v(folder: Path) -> None:
@@ -114,6 +135,17 @@ def tiny_dmd_i2v_a14b(folder: Path) -> None:
     write(folder, DMD_I2V_A14B)
 
 
+def tiny_causal_t2v(folder: Path) -> None:
+    """Causal Wan 2.1: chunks of 3 latent frames, a window of 6, a sink of 1, VAE 2.1, shift 5."""
+    write(folder, CAUSAL_T2V)
+
+
+def tiny_longlive2(folder: Path) -> None:
+    """LongLive 2.0: chunks of 2 latent frames, a window of 6 and a sink of 2, residual VAE, and the
+    transformer's tensors under the names of the Wan repositories."""
+    write(folder, LONGLIVE2)
+
+
 def write(folder: Path, recipe: Recipe) -> None:
     """Write the checkpoint of `recipe` into `folder`, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,6 +167,11 @@ def write(folder: Path, recipe: Recipe) -> None:
     for index in range(recipe.experts):
         name = "transformer" if index == 0 else f"transformer_{index + 1}"
         save(_transformer(recipe, seed=20 + recipe.seed + 100 * index), folder / name)
+        if recipe.causal:
+            config = {**_config(folder / name), **dict(recipe.causal)}
+            write_json(folder / name / "config.json", config)
+        if recipe.original_names:
+            _rename_transformer(folder / name)
     if recipe.clip:
         save(
             tiny_vision_encoder(30 + recipe.seed, hidden_size=IMAGE_WIDTH), folder / "image_encoder"
@@ -220,6 +257,13 @@ def original_layout(source: Path, target: Path) -> None:
     if (source / "image_encoder").exists():
         image = _original_image_encoder(_load(source / "image_encoder"))
         _save_pickle(image, target / originals.IMAGE_ENCODER_FILE)
+
+
+def _rename_transformer(folder: Path) -> None:
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    tensors = {weights.original_dit(name): tensor for name, tensor in _load(folder).items()}
+    save_file(tensors, folder / originals.TRANSFORMER_FILE)
 
 
 def _write_original_transformer(source: Path, target: Path) -> None:

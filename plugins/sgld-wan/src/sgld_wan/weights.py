@@ -23,6 +23,8 @@ from sgld.weights.mapping import Target
 
 PACK_PREFIX: Final = "model.diffusion_model."
 """Single-file packs put this in front of every transformer name."""
+TRAINED_PREFIX: Final = "model."
+"""Training checkpoints of Self-Forcing and LongLive put this there."""
 
 # The first row that matches is used, both ways, so more specific rows come first on both sides.
 _DIT: Final = {
@@ -132,15 +134,17 @@ def is_original(component: str, names: Collection[str]) -> bool:
     """Whether the tensor names of a component are those of the Wan repositories, told by names that
     every checkpoint has; packs put all their transformer's names behind a prefix."""
     mark = _MARKS.get(component, "time_embedding.0.weight")
-    return mark in names or PACK_PREFIX + mark in names
+    return any(prefix + mark in names for prefix in ("", PACK_PREFIX, TRAINED_PREFIX))
 
 
 def unpacked(names: Collection[str]) -> Callable[[str], str | None]:
     """Rename the transformer's tensors of a single-file pack, which may hold other components too,
-    to original names; any other file's names stay as they are."""
-    if not any(name.startswith(PACK_PREFIX) for name in names):
-        return lambda name: name
-    return lambda name: name.removeprefix(PACK_PREFIX) if name.startswith(PACK_PREFIX) else None
+    or of a training checkpoint, to original names; any other file's names stay as they are."""
+    if any(name.startswith(PACK_PREFIX) for name in names):
+        return lambda name: name.removeprefix(PACK_PREFIX) if name.startswith(PACK_PREFIX) else None
+    if names and all(name.startswith(TRAINED_PREFIX) for name in names):
+        return lambda name: name.removeprefix(TRAINED_PREFIX)
+    return lambda name: name
 
 
 def rename_dit(name: str) -> str | None:

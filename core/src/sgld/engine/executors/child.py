@@ -8,9 +8,10 @@
 
 If the process dies it is started again with back-off. A request that was running is run once more
 (`queued` comes again, no output comes twice) and fails with `engine_lost` if that ends the engine
-again; waiting requests just wait on. An engine that cannot be built at its first start is not
-tried again: the state says `failed` with the reason, and every request fails with it. The process
-ends with this one, however this one ends. Nothing here imports torch.
+again; waiting requests just wait on. Realtime sessions end with their process (`engine_lost`). An
+engine that cannot be built at its first start is not tried again: the state says `failed` with the
+reason, and every request fails with it. The process ends with this one, however this one ends.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from typing import Any, Final
 import structlog
 
 from sgld.api.errors import SgldError
-from sgld.engine.executors.executor import Executor
+from sgld.engine.executors.executor import Executor, Told
 from sgld.engine.executors.folder import OwnedFolder
 from sgld.engine.executors.ledger import LAST, Ledger
 from sgld.engine.executors.process import EngineProcess, Message
+from sgld.engine.executors.session_ledger import SessionLedger, refused_without_engine
 from sgld.engine.executors.state import EngineState
 from sgld.engine.executors.wire import WireError
 from sgld.messages import Event, Request
 from sgld.params.serving import ServingOptions
+from sgld.realtime.messages import SessionCommand, SessionReport
 
 log = structlog.get_logger("sgld.engine")
 
@@ -91,7 +94,8 @@ class ChildExecutor(Executor):
         self._lock = threading.RLock()
         self._state = EngineState()
         self._ledger = Ledger()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._sessions = SessionLedger()
+        self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._process: EngineProcess | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="sgld-engine", daemon=True)
@@ -122,7 +126,19 @@ class ChildExecutor(Executor):
             if engine_must_know and self._process is not None:
                 self._process.send({"kind": "cancel", "id": request_id})
 
-    def next_event(self, timeout: float | None = None) -> Event | None:
+    def command(self, command: SessionCommand) -> None:
+        """Ask something of a session; refused by report while the engine is not ready, and
+        SgldError after `close`. Never waits."""
+        with self._lock:
+            if self._closing.is_set():
+                raise SgldError("the model is closed", code="closed")
+            if self._process is not None and self._state.status == "ready":
+                self._sessions.ask(command)
+                self._process.send({"kind": "command", "command": command})
+            elif report := refused_without_engine(command, self._state.status):
+                self._tell([report])
+
+    def next_event(self, timeout: float | None = None) -> Told | None:
         """The next event in order; None after `timeout` seconds without one. Never raises."""
         try:
             return self._events.get(timeout=timeout)
@@ -219,6 +235,8 @@ class ChildExecutor(Executor):
         kind = message["kind"]
         if kind == "event":
             self._event(message["event"])
+        elif kind == "report":
+            self._report(message["report"])
         elif kind == "memory":
             self._change(device_memory=_numbers(message["memory"]))
         elif kind == "loading":
@@ -249,9 +267,18 @@ class ChildExecutor(Executor):
                 if seen.kind in LAST:
                     self._feed()
 
+    def _report(self, report: Any) -> None:
+        if not isinstance(report, SessionReport):
+            raise WireError("a report that is none")
+        with self._lock:
+            seen = self._sessions.note(report)
+            if seen is not None:
+                self._tell([seen])
+
     def _lose(self, reason: str) -> None:
         with self._lock:
             self._tell(self._ledger.lose(reason))
+            self._tell(self._sessions.lose(reason))
             self._change(status="restarting", reason=reason, pid=None, device_memory=None)
 
     def _give_up(self, reason: str) -> None:
@@ -259,20 +286,30 @@ class ChildExecutor(Executor):
         with self._lock:
             self._change(status="failed", reason=reason, pid=None, device_memory=None)
             self._tell(self._ledger.end(_unavailable(reason)))
+            self._tell(self._sessions.lose(reason))
 
     def _stop(self) -> None:
         with self._lock:
             if self._state.status != "stopped":
                 self._tell(self._ledger.end())
+                self._tell(self._sessions.lose("it was stopped."))
                 self._change(status="stopped", pid=None, device_memory=None)
 
     def _refused(self, message: Message, error: Exception) -> None:
-        """A request that cannot be sent fails alone. Runs on the process's writing thread."""
-        request = message.get("request")
+        """A request or command that cannot be sent fails alone. Runs on the thread that writes."""
+        request, command = message.get("request"), message.get("command")
         log.error("a message could not be sent", kind=message["kind"], error=repr(error))
         if isinstance(request, Request):
             text = f"The request cannot be handed to the engine: {error}"
             self._event(Event("failed", request.id, code="internal_error", message=text))
+        if isinstance(command, SessionCommand):
+            text = f"The command cannot be handed to the engine: {error}"
+            kind = "opened" if command.kind == "open" else "answer"
+            self._report(
+                SessionReport(
+                    command.session_id, kind, command.number, code="internal_error", message=text
+                )
+            )
 
     def _feed(self) -> None:
         """Send what may be sent. The caller holds the lock."""
@@ -280,7 +317,7 @@ class ChildExecutor(Executor):
             for request in self._ledger.take():
                 self._process.send({"kind": "submit", "request": request})
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _tell(self, events: Sequence[Told]) -> None:
         for event in events:
             self._events.put(event)
 

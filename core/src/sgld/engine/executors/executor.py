@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from sgld.api.errors import FeatureError
 from sgld.messages import Event, Request
+from sgld.realtime.messages import SessionCommand, SessionReport
+
+Told = Event | SessionReport
+"""What an engine tells: an event of a request, or a report of a session."""
 
 
 class Executor(ABC):
-    """Hosts one engine. Requests go in and events come out; both are plain data."""
+    """Hosts one engine. Requests and commands go in, events and reports come out: plain data."""
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> None:
@@ -19,9 +24,13 @@ class Executor(ABC):
     def cancel(self, request_id: str) -> None:
         """Ask for a request to stop; its last event says `cancelled` unless it ended before."""
 
+    def command(self, command: SessionCommand) -> None:
+        """Ask something of a session; the answer comes as a report. Never waits."""
+        raise FeatureError(f"{type(self).__name__} holds no realtime sessions.")
+
     @abstractmethod
-    def next_event(self, timeout: float | None = None) -> Event | None:
-        """The next event in order; None after `timeout` seconds without one.
+    def next_event(self, timeout: float | None = None) -> Told | None:
+        """The next event or report in order; None after `timeout` seconds without one.
 
         Raises the engine's own error when the engine is lost.
         """

@@ -10,8 +10,9 @@ from typing import Protocol
 import structlog
 
 from sgld.api.errors import SgldError
-from sgld.engine.executors.executor import Executor
-from sgld.messages import Event, Request
+from sgld.engine.executors.executor import Executor, Told
+from sgld.messages import Request
+from sgld.realtime.messages import SessionCommand
 
 log = structlog.get_logger("sgld.engine")
 
@@ -19,8 +20,10 @@ log = structlog.get_logger("sgld.engine")
 class Drivable(Protocol):
     """What the executor needs of an engine."""
 
+    def on_wake(self, wake: Callable[[], None]) -> None: ...
     def submit(self, request: Request) -> None: ...
     def cancel(self, request_id: str) -> bool: ...
+    def command(self, command: SessionCommand) -> None: ...
     def turn(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -32,8 +35,8 @@ class InProcessExecutor(Executor):
     Raises what `build` raises.
     """
 
-    def __init__(self, build: Callable[[Callable[[Event], None]], Drivable]) -> None:
-        self._events: queue.Queue[Event | BaseException] = queue.Queue()
+    def __init__(self, build: Callable[[Callable[[Told], None]], Drivable]) -> None:
+        self._events: queue.Queue[Told | BaseException] = queue.Queue()
         self._wishes: queue.Queue[Callable[[Drivable], object] | None] = queue.Queue()
         started: queue.Queue[BaseException | None] = queue.Queue()
         self._thread = threading.Thread(
@@ -71,7 +74,14 @@ class InProcessExecutor(Executor):
     def cancel(self, request_id: str) -> None:
         self._wishes.put(lambda engine: engine.cancel(request_id))
 
-    def next_event(self, timeout: float | None = None) -> Event | None:
+    def command(self, command: SessionCommand) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._closed:
+            raise SgldError("the model is closed", code="closed")
+        self._wishes.put(lambda engine: engine.command(command))
+
+    def next_event(self, timeout: float | None = None) -> Told | None:
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
@@ -90,7 +100,7 @@ class InProcessExecutor(Executor):
 
     def _serve(
         self,
-        build: Callable[[Callable[[Event], None]], Drivable],
+        build: Callable[[Callable[[Told], None]], Drivable],
         started: queue.Queue[BaseException | None],
     ) -> None:
         try:
@@ -98,6 +108,7 @@ class InProcessExecutor(Executor):
         except BaseException as error:
             started.put(error)
             return
+        engine.on_wake(lambda: self._wishes.put(_look))
         started.put(None)
         ended: BaseException = SgldError("the model is closed", code="closed")
         try:
@@ -126,3 +137,7 @@ class InProcessExecutor(Executor):
                 return
             wish(engine)
             busy = True
+
+
+def _look(engine: Drivable) -> None:
+    """The wish to look whether there is something to do again."""

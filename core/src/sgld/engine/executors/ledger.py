@@ -30,6 +30,8 @@ class _Entry:
     losses: int = 0
     waits: int = 0
     delivered: set[int] = field(default_factory=set)
+    parts: dict[int, int] = field(default_factory=dict)
+    """Output → parts of its clip that were handed out."""
 
 
 class Ledger:
@@ -62,7 +64,8 @@ class Ledger:
     def note(self, event: Event) -> Event | None:
         """Take in an event of the engine; returns it if its owner should see it.
 
-        `queued` was told at arrival, and an output comes once even when its request ran twice.
+        `queued` was told at arrival, and an output, like a part of one, comes once even when its
+        request ran twice.
         """
         entry = self._open.get(event.request_id)
         if entry is None or event.kind == "queued":
@@ -73,6 +76,10 @@ class Ledger:
             if event.index in entry.delivered:
                 return None
             entry.delivered.add(event.index)
+        if event.kind == "frames":
+            if event.step <= entry.parts.get(event.index, 0):
+                return None
+            entry.parts[event.index] = event.step
         if event.kind in LAST:
             del self._open[event.request_id]
         return event

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from sgld.api.errors import DeviceError, SgldError
+from sgld.engine.executors.executor import Told
 from sgld.engine.executors.ledger import LAST
 from sgld.engine.executors.wire import Wire
 from sgld.messages import Event, Request
 from sgld.observe.profile import RequestProfiler
 from sgld.platforms.platform import Memory, Platform
+from sgld.realtime.messages import SessionCommand, SessionReport
 
 if TYPE_CHECKING:
     from sgld.engine.executors.in_process import Drivable
@@ -62,6 +64,10 @@ class TendedEngine:
         """Drop a request; see `Engine.cancel`."""
         self.engine.cancel(request_id)
 
+    def command(self, command: SessionCommand) -> None:
+        """Ask something of a session; see `Engine.command`."""
+        self.engine.command(command)
+
     def turn(self) -> bool:
         """One forward. False when there was nothing to do.
 
@@ -87,8 +93,11 @@ class TendedEngine:
             self._reported, self._ended = now, False
             self._wire.send({"kind": "memory", "memory": self._platform.memory()._asdict()})
 
-    def emit(self, event: Event) -> None:
-        """Send an event of the engine."""
+    def emit(self, event: Told) -> None:
+        """Send what the engine tells. A session's chunks may come from another thread."""
+        if isinstance(event, SessionReport):
+            self._report(event)
+            return
         self._ended = self._ended or event.kind in LAST
         if event.request_id in self._to_profile:
             event = self._profile(event)
@@ -107,6 +116,23 @@ class TendedEngine:
             message = f"The result cannot be handed over: {error}"
             failed = Event("failed", event.request_id, code="internal_error", message=message)
             self._wire.send({"kind": "event", "event": failed})
+
+    def _report(self, report: SessionReport) -> None:
+        if report.kind == "closed":
+            self._ended = True
+            self._failed = self._failed or bool(report.code)
+        try:
+            self._wire.send({"kind": "report", "report": report})
+        except ConnectionError:
+            raise
+        except (ValueError, TypeError, OverflowError, OSError) as error:
+            message = f"The result cannot be handed over: {error}"
+            if report.kind == "chunk":
+                # Told to whoever made the chunk: the session ends with this reason.
+                raise SgldError(message, code="internal_error") from error
+            log.error("a report cannot be sent", kind=report.kind, exc_info=error)
+            refused = replace(report, values={}, code="internal_error", message=message)
+            self._wire.send({"kind": "report", "report": refused})
 
     def _profile(self, event: Event) -> Event:
         """Follow a request that is profiled; its `done` event carries the trace's path."""

@@ -1,7 +1,8 @@
 """Messages between an executor and its engine process: msgpack over a Unix socket pair.
 
-A message is a mapping with a `kind`. Arrays inside it travel in shared memory, small ones inline;
-nothing is pickled, so a broken or hostile peer can at worst send a message that is refused.
+A message is a mapping with a `kind`. Arrays inside it, and long bytes in a record, travel in shared
+memory, small ones inline; nothing is pickled, so a broken or hostile peer can at worst send a
+message that is refused.
 
     wire.send({"kind": "event", "event": event})
     message = wire.receive()
@@ -26,6 +27,7 @@ import numpy as np
 
 from sgld.engine.executors.shared import Array, check_kind, mapped, nbytes, share
 from sgld.messages import Event, Output, Request
+from sgld.realtime.messages import SessionCommand, SessionOptions, SessionReport, SessionRequest
 
 HEADER: Final = struct.Struct(">4sBI")
 MAGIC: Final = b"sgl1"
@@ -36,7 +38,21 @@ INLINE_BYTES: Final = 16 * 1024
 """Smaller arrays are cheaper inside the message than in memory of their own."""
 
 ARRAY: Final = 1
-RECORDS: Final[Mapping[int, type[Any]]] = {2: Request, 3: Output, 4: Event}
+BLOB: Final = 9
+RECORDS: Final[Mapping[int, type[Any]]] = {
+    2: Request,
+    3: Output,
+    4: Event,
+    5: SessionOptions,
+    6: SessionRequest,
+    7: SessionCommand,
+    8: SessionReport,
+}
+TUPLES: Final[Mapping[type[Any], tuple[str, ...]]] = {
+    Request: ("seeds", "images"),
+    SessionRequest: ("images", "events"),
+}
+"""Fields that are tuples: msgpack knows lists only."""
 CODES: Final = {record: code for code, record in RECORDS.items()}
 CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -129,6 +145,22 @@ class Wire:
         return bytes(data)
 
 
+class _Blob:
+    """Bytes that are too many for the message itself."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def _wrapped(value: Any) -> Any:
+    """A record's field, or the values of a mapping in one, with long bytes set apart."""
+    if isinstance(value, bytes) and len(value) > INLINE_BYTES:
+        return _Blob(value)
+    if isinstance(value, Mapping):
+        return {key: _wrapped(member) for key, member in value.items()}
+    return value
+
+
 class _Packing:
     """Turns one message into bytes and the descriptors that belong to it."""
 
@@ -149,9 +181,12 @@ class _Packing:
     def _encode(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return msgpack.ExtType(ARRAY, self._array(value))
-        if isinstance(value, Request | Output | Event):
-            plain = {field.name: getattr(value, field.name) for field in fields(value)}
+        if type(value) in CODES:
+            plain = {field.name: _wrapped(getattr(value, field.name)) for field in fields(value)}
             return msgpack.ExtType(CODES[type(value)], self.pack(plain))
+        if isinstance(value, _Blob):
+            array = np.frombuffer(value.data, np.uint8)
+            return msgpack.ExtType(BLOB, self._array(array))
         if isinstance(value, Mapping):
             return dict(value)
         raise TypeError(f"{type(value).__name__} cannot cross to another process")
@@ -172,10 +207,11 @@ def _unpack(payload: bytes, fds: list[int]) -> dict[str, Any]:
     def decode(code: int, data: bytes) -> Any:
         if code == ARRAY:
             return _array(msgpack.unpackb(data), fds, taken)
+        if code == BLOB:
+            return _array(msgpack.unpackb(data), fds, taken).tobytes()
         record = RECORDS[code]
         plain = msgpack.unpackb(data, ext_hook=decode)
-        if record is Request:
-            plain |= {name: tuple(plain[name]) for name in ("seeds", "images")}
+        plain |= {name: tuple(plain[name]) for name in TUPLES.get(record, ())}
         return record(**plain)
 
     try:

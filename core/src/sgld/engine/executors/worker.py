@@ -85,7 +85,7 @@ def _serve(wire: Wire, start: Message, inbox: Inbox) -> int:
     sys.path[:] = start["path"]
     try:
         _configure_logs()
-        plan, tended = _build(wire, start)
+        plan, tended = _build(wire, start, inbox)
     except Exception as error:
         log.error("the engine cannot be built", exc_info=error)
         wire.send({"kind": "unusable", "reason": _reason(error)})
@@ -115,7 +115,7 @@ def _configure_logs() -> None:
     configure_from_environment(os.environ)
 
 
-def _build(wire: Wire, start: Message) -> tuple[ModelPlan, TendedEngine]:
+def _build(wire: Wire, start: Message, inbox: Inbox) -> tuple[ModelPlan, TendedEngine]:
     wire.send({"kind": "loading", "component": "plan", "done": 0, "total": 1})
     # A checkpoint made on the fly goes where the parent finds it if this process is killed.
     tempfile.tempdir = start["folder"]
@@ -131,6 +131,7 @@ def _build(wire: Wire, start: Message) -> tuple[ModelPlan, TendedEngine]:
     platform = open_platform(plan)
     tended = TendedEngine(wire, platform, start["profiles"])
     tended.engine = build_engine(plan, tended.emit, _progress(wire))
+    tended.engine.on_wake(lambda: inbox.put({"kind": "wake"}))
     wire.send(
         {
             "kind": "ready",
@@ -192,6 +193,11 @@ def _drive(engine: TendedEngine, inbox: Inbox) -> None:
             busy = True
         elif message["kind"] == "cancel":
             engine.cancel(message["id"])
+        elif message["kind"] == "command":
+            engine.command(message["command"])
+            busy = True
+        elif message["kind"] == "wake":
+            busy = True
 
 
 def _next(inbox: Inbox, *, block: bool) -> Message | None:

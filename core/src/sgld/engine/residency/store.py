@@ -67,6 +67,10 @@ class ComponentStore:
         resident = [name for name in self._modules if name not in moving]
         return (*resident, *([self._visiting] if self._visiting else []))
 
+    def stays(self, name: str) -> bool:
+        """Whether a component is there and never leaves the device."""
+        return name in self._modules and name not in self._swaps and name not in self._streams
+
     def close(self) -> None:
         """Drop every component."""
         self._evict()

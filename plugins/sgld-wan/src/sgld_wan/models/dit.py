@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -167,6 +167,7 @@ class SelfAttention(nn.Module):
         width = config.width
         self.heads, self.eps = config.num_attention_heads, config.eps
         self.norm_rope, self.attend = ops["norm.rms_rope"], ops["attention.self"]
+        self.rms_norm = ops["norm.rms"]
         self.to_q = nn.Linear(width, width)
         self.to_k = nn.Linear(width, width)
         self.to_v = nn.Linear(width, width)
@@ -175,10 +176,23 @@ class SelfAttention(nn.Module):
         self.norm_k = nn.RMSNorm(width, eps=config.eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q = self.norm_rope(self.to_q(x), self.norm_q.weight, cos, sin, self.heads, self.eps)
-        k = self.norm_rope(self.to_k(x), self.norm_k.weight, cos, sin, self.heads, self.eps)
-        v = self.to_v(x).unflatten(-1, (self.heads, -1))
+        q, (k, v) = self.queries(x, cos, sin), self.keys(x, cos, sin)
         return self.to_out[0](self.attend(q, k, v).flatten(2))
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotated queries [B, S, H, D]."""
+        return self.norm_rope(self.to_q(x), self.norm_q.weight, cos, sin, self.heads, self.eps)
+
+    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys, and values, both [B, S, H, D]."""
+        k = self.norm_rope(self.to_k(x), self.norm_k.weight, cos, sin, self.heads, self.eps)
+        return k, self.to_v(x).unflatten(-1, (self.heads, -1))
+
+    def plain_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys that are not rotated yet, and values, both [B, S, H, D]."""
+        k = self.rms_norm(self.to_k(x), self.norm_k.weight, self.eps)
+        v = self.to_v(x)
+        return k.unflatten(-1, (self.heads, -1)), v.unflatten(-1, (self.heads, -1))
 
 
 class CrossAttention(nn.Module):
@@ -201,24 +215,33 @@ class CrossAttention(nn.Module):
             self.norm_added_k = nn.RMSNorm(width, eps=config.eps)
 
     def forward(self, x: Tensor, text: Tensor, image: Tensor | None) -> Tensor:
-        q = self._split(self.rms_norm(self.to_q(x), self.norm_q.weight, self.eps))
-        k = self._split(self.rms_norm(self.to_k(text), self.norm_k.weight, self.eps))
-        out = self.attend(q, k, self._split(self.to_v(text)))
+        q = self.queries(x)
+        out = self.attend(q, *self.keys(text))
         if image is not None:
             k = self.rms_norm(self.add_k_proj(image), self.norm_added_k.weight, self.eps)
             out = out + self.attend(q, self._split(k), self._split(self.add_v_proj(image)))
         return self.to_out[0](out.flatten(2))
 
+    def queries(self, x: Tensor) -> Tensor:
+        """Queries [B, S, H, D]."""
+        return self._split(self.rms_norm(self.to_q(x), self.norm_q.weight, self.eps))
+
+    def keys(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of text states, both [B, L, H, D]."""
+        k = self._split(self.rms_norm(self.to_k(text), self.norm_k.weight, self.eps))
+        return k, self._split(self.to_v(text))
+
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))
 
 
-class Block(nn.Module):
-    """Self-attention, cross-attention, feed-forward, each on a normalised residual stream."""
+class BlockParts(nn.Module):
+    """The weights and ops of one block; how they are run is up to the subclass."""
 
     def __init__(self, config: WanConfig, ops: Ops) -> None:
         super().__init__()
         self.eps = config.eps
+        self.layer_norm = ops["norm.layer"]
         self.layer_modulate = ops["norm.layer_modulate"]
         self.gate = ops["residual.gate"]
         self.gate_layer = ops["residual.gate_layer"]
@@ -230,6 +253,20 @@ class Block(nn.Module):
             config.width, config.ffn_dim, config.width, ops["activation.gelu_tanh"]
         )
         self.scale_shift_table = nn.Parameter(torch.empty(1, 6, config.width))
+
+    def _modulate(self, modulation: Tensor) -> Callable[[int], Tensor]:
+        """Shift, scale, gate of attention, then of the feed-forward, as float32 [B, G, width].
+
+        Few groups: one addition for all six. A vector per token would make six times the residual
+        stream in float32 (2 GB in the 5B model at 704p), so each part is then made when asked for.
+        """
+        if modulation.shape[1] <= 64:
+            return (self.scale_shift_table + modulation).unbind(2).__getitem__
+        return lambda index: self.scale_shift_table[:, index] + modulation[:, :, index]
+
+
+class Block(BlockParts):
+    """Self-attention, cross-attention, feed-forward, each on a normalised residual stream."""
 
     def forward(
         self,
@@ -255,19 +292,11 @@ class Block(nn.Module):
         y = self.ffn(y)
         return self.gate(x, y, part(5))
 
-    def _modulate(self, modulation: Tensor) -> Callable[[int], Tensor]:
-        """Shift, scale, gate of attention, then of the feed-forward, as float32 [B, G, width].
 
-        Few groups: one addition for all six. A vector per token would make six times the residual
-        stream in float32 (2 GB in the 5B model at 704p), so each part is then made when asked for.
-        """
-        if modulation.shape[1] <= 64:
-            return (self.scale_shift_table + modulation).unbind(2).__getitem__
-        return lambda index: self.scale_shift_table[:, index] + modulation[:, :, index]
+class WanParts(nn.Module):
+    """The weights of a denoiser and what happens before and after its blocks."""
 
-
-class WanTransformer(nn.Module):
-    """Predicts the flow velocity of a noisy latent; see the module's head for how to build it."""
+    block_type: ClassVar[type[BlockParts]]
 
     def __init__(self, config: WanConfig, ops: Ops) -> None:
         super().__init__()
@@ -276,11 +305,9 @@ class WanTransformer(nn.Module):
         patch = config.patch_size
         self.patch_embedding = PatchEmbedding(config.in_channels, config.width, patch, stride=patch)
         self.condition_embedder = ConditionEmbedder(config, ops)
-        self.blocks = nn.ModuleList(Block(config, ops) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.block_type(config, ops) for _ in range(config.num_layers))
         self.proj_out = nn.Linear(config.width, config.out_channels * math.prod(patch))
         self.scale_shift_table = nn.Parameter(torch.empty(1, 2, config.width))
-        self._rotary: OrderedDict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]]
-        self._rotary = OrderedDict()
         self.requires_grad_(False)
 
     keep_fp32 = staticmethod(keep_fp32)
@@ -293,6 +320,56 @@ class WanTransformer(nn.Module):
     def layer_groups(self) -> nn.ModuleList:
         """The blocks, in the order they run: the units that layerwise offload moves."""
         return self.blocks
+
+    def _check(
+        self, latent: Tensor, timestep: Tensor, image: Tensor | None
+    ) -> tuple[int, int, int]:
+        config, shape = self.config, tuple(latent.shape)
+        problems: list[Problem] = []
+        if len(shape) != 5 or shape[1] != config.in_channels:
+            wanted = f"must be [B, {config.in_channels}, F, H, W]."
+            raise ParameterError([Problem("hidden_states", shape, wanted)])
+        grid = token_grid(config, *shape[2:])
+        if any(size % patch for size, patch in zip(shape[2:], config.patch_size, strict=True)):
+            wanted = f"frames, rows and columns must be multiples of {config.patch_size}."
+            problems.append(Problem("hidden_states", shape, wanted))
+        if not all(0 < size <= config.rope_max_seq_len for size in grid):
+            wanted = f"every axis must have 1 to {config.rope_max_seq_len} tokens."
+            problems.append(Problem("hidden_states", shape, wanted))
+        given = tuple(timestep.shape)
+        count = given[1] if len(given) == 2 else 1
+        if given[:1] != shape[:1] or len(given) > 2 or not count or math.prod(grid) % count:
+            wanted = f"must be [{shape[0]}] or [{shape[0]}, G] with G dividing {math.prod(grid)}."
+            problems.append(Problem("timestep", given, wanted))
+        if (image is None) != (config.image_dim is None):
+            wanted = "must be given." if image is None else "this model takes no image states."
+            value = None if image is None else tuple(image.shape)
+            problems.append(Problem("encoder_hidden_states_image", value, wanted))
+        if problems:
+            raise ParameterError(problems)
+        return grid
+
+    def _velocity(self, x: Tensor, embedding: Tensor, grid: tuple[int, int, int]) -> Tensor:
+        """The head: tokens [B, N, width] and the time's embedding [B, G, width] to a latent."""
+        shift, scale = (self.scale_shift_table + embedding.unsqueeze(2)).unbind(2)
+        x = self.proj_out(self.layer_modulate(x, scale, shift, self.config.eps))
+        return self._unpatchify(x, grid)
+
+    def _unpatchify(self, x: Tensor, grid: tuple[int, int, int]) -> Tensor:
+        x = x.reshape(x.shape[0], *grid, *self.config.patch_size, -1)  # b f h w pf ph pw c
+        x = x.permute(0, 7, 1, 4, 2, 5, 3, 6)
+        return x.flatten(6).flatten(4, 5).flatten(2, 3)
+
+
+class WanTransformer(WanParts):
+    """Predicts the flow velocity of a noisy latent; see the module's head for how to build it."""
+
+    block_type: ClassVar[type[BlockParts]] = Block
+
+    def __init__(self, config: WanConfig, ops: Ops) -> None:
+        super().__init__(config, ops)
+        self._rotary: OrderedDict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]]
+        self._rotary = OrderedDict()
 
     @torch.no_grad()
     def forward(
@@ -328,9 +405,7 @@ class WanTransformer(nn.Module):
             image = embed.image_embedder(encoder_hidden_states_image.to(dtype))
         for block in self.blocks:
             x = block(x, modulation, rotary, text, image)
-        shift, scale = (self.scale_shift_table + embedding.unsqueeze(2)).unbind(2)
-        x = self.proj_out(self.layer_modulate(x, scale, shift, self.config.eps))
-        return self._unpatchify(x, grid)
+        return self._velocity(x, embedding, grid)
 
     def rotary(
         self, frames: int, rows: int, columns: int, device: torch.device
@@ -345,36 +420,3 @@ class WanTransformer(nn.Module):
         if len(self._rotary) > ROTARY_SIZES:
             self._rotary.popitem(last=False)
         return table
-
-    def _check(
-        self, latent: Tensor, timestep: Tensor, image: Tensor | None
-    ) -> tuple[int, int, int]:
-        config, shape = self.config, tuple(latent.shape)
-        problems: list[Problem] = []
-        if len(shape) != 5 or shape[1] != config.in_channels:
-            wanted = f"must be [B, {config.in_channels}, F, H, W]."
-            raise ParameterError([Problem("hidden_states", shape, wanted)])
-        grid = token_grid(config, *shape[2:])
-        if any(size % patch for size, patch in zip(shape[2:], config.patch_size, strict=True)):
-            wanted = f"frames, rows and columns must be multiples of {config.patch_size}."
-            problems.append(Problem("hidden_states", shape, wanted))
-        if not all(0 < size <= config.rope_max_seq_len for size in grid):
-            wanted = f"every axis must have 1 to {config.rope_max_seq_len} tokens."
-            problems.append(Problem("hidden_states", shape, wanted))
-        given = tuple(timestep.shape)
-        count = given[1] if len(given) == 2 else 1
-        if given[:1] != shape[:1] or len(given) > 2 or not count or math.prod(grid) % count:
-            wanted = f"must be [{shape[0]}] or [{shape[0]}, G] with G dividing {math.prod(grid)}."
-            problems.append(Problem("timestep", given, wanted))
-        if (image is None) != (config.image_dim is None):
-            wanted = "must be given." if image is None else "this model takes no image states."
-            value = None if image is None else tuple(image.shape)
-            problems.append(Problem("encoder_hidden_states_image", value, wanted))
-        if problems:
-            raise ParameterError(problems)
-        return grid
-
-    def _unpatchify(self, x: Tensor, grid: tuple[int, int, int]) -> Tensor:
-        x = x.reshape(x.shape[0], *grid, *self.config.patch_size, -1)  # b f h w pf ph pw c
-        x = x.permute(0, 7, 1, 4, 2, 5, 3, 6)
-        return x.flatten(6).flatten(4, 5).flatten(2, 3)

@@ -13,7 +13,9 @@ from torch import nn
 from sgld.api.errors import ModelError
 from sgld.engine.loading import Loader
 from sgld.engine.pipeline import Loaded
+from sgld.ops import Ops
 from sgld.stages.latent_scale import ChannelScale
+from sgld.weights.files import ModelFiles
 from sgld.weights.layout import Located
 from sgld.weights.mapping import Target
 from sgld_wan.layout import ORIGINAL
@@ -28,24 +30,45 @@ from sgld_wan.weights import is_original, name_map, rename_saved_image_encoder, 
 
 log = structlog.get_logger("sgld.wan")
 
+BuildTransformer = Callable[[Mapping[str, Any], Ops], nn.Module]
+"""Makes a denoiser of what its `config.json` says, on the meta device."""
+
 WRAPPED = "model."
 """Wrapped library modules carry this prefix in our module's state dict."""
 SPARSE_GATE = "*.to_gate_compress.*"
 """Gates of video sparse attention in FastWan checkpoints; dense attention has no use for them."""
 
 
-def load_wan(loader: Loader) -> Loaded:
+def wan_transformer(config: Mapping[str, Any], ops: Ops) -> nn.Module:
+    """The denoiser of a `transformer/config.json`."""
+    return WanTransformer(WanConfig.from_json(config), ops)
+
+
+def load_wan(
+    loader: Loader,
+    build: BuildTransformer = wan_transformer,
+    *,
+    read: Callable[[ModelFiles], OriginalLayout | None] = read_layout,
+    experts: bool = True,
+) -> Loaded:
     """Every component of a Wan checkpoint, and the light parts its stages use.
 
     The light parts come first, and what does not fit together is refused then: nobody should wait
     for the weights to hear of it.
+
+    Args:
+        loader: gives the modules.
+        build: makes the denoiser, without memory; a related family has its own.
+        read: recognises the family's original layout.
+        experts: whether noise levels may be split between two denoisers; where not, a
+            `boundary_ratio` that the checkpoint carries along means nothing.
     """
-    original = read_layout(loader.files)
+    original = read(loader.files)
     located = {
         where.name: _configured(loader, where, original) for where in loader.located.values()
     }
     index = original.index if original else loader.files.read_json("model_index.json") or {}
-    boundary = index.get("boundary_ratio")
+    boundary = index.get("boundary_ratio") if experts else None
     _check_parts(located, boundary)
     vae = located["vae"].config
     loaded = Loaded()
@@ -54,6 +77,7 @@ def load_wan(loader: Loader) -> Loaded:
         "scheduler": _scheduler(loader, original),
         "latent_scale": ChannelScale(vae["latents_mean"], vae["latents_std"]),
         "latent_channels": vae["z_dim"],
+        "vae_config": vae,
         "vae_stride": (
             vae.get("scale_factor_temporal", 4),
             vae.get("scale_factor_spatial", 8),
@@ -66,8 +90,10 @@ def load_wan(loader: Loader) -> Loaded:
         size = located["image_encoder"].config["image_size"]
         loaded.parts["image_processor"] = load_image_processor(loader, size, original)
     for name, where in located.items():
-        make = _transformer if where.group == "dit" else _wrapped
-        loaded.modules[name] = make(loader, where)
+        if where.group == "dit":
+            loaded.modules[name] = _transformer(loader, where, build)
+        else:
+            loaded.modules[name] = _wrapped(loader, where)
     return loaded
 
 
@@ -115,8 +141,7 @@ def _configured(loader: Loader, located: Located, original: OriginalLayout | Non
     return located._replace(config=component_config(located.name, original, names))
 
 
-def _transformer(loader: Loader, located: Located) -> nn.Module:
-    config = WanConfig.from_json(located.config)
+def _transformer(loader: Loader, located: Located, build: BuildTransformer) -> nn.Module:
     names = () if loader.dummy else tuple(loader.checkpoint(located.name))
     known = name_map("transformer").rename if located.naming == ORIGINAL else _same
     gates = sum(fnmatch(name, SPARSE_GATE) for name in names)
@@ -129,7 +154,7 @@ def _transformer(loader: Loader, located: Located) -> nn.Module:
         )
     return loader.module(
         located.name,
-        lambda: WanTransformer(config, loader.ops),
+        lambda: build(located.config, loader.ops),
         rename=_chain(unpacked(names), known),
         keep_float32=keep_fp32,
         ignore=(SPARSE_GATE,),

@@ -26,4 +26,9 @@ def decoded(job: Job, latents: torch.Tensor) -> Frames:
     """The frames [F, H, W, 3] of latents."""
     scaled = job.parts["latent_scale"].restore(latents.to(job.parts["vae_dtype"]))
     video = yield Call("vae", {"latents": scaled}, method="decode")
-    return video[0].float().div(2).add(0.5).clamp(0, 1).permute(1, 2, 3, 0)
+    return to_frames(video)
+
+
+def to_frames(video: torch.Tensor) -> torch.Tensor:
+    """What the VAE decodes, [1, 3, F, H, W] in -1..1, as [F, H, W, 3] in 0..1."""
+    return video[0].float().div(2).add_(0.5).clamp_(0, 1).permute(1, 2, 3, 0)

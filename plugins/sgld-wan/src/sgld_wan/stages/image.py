@@ -10,12 +10,14 @@ from PIL import Image
 from sgld.engine.call import Call, StageRun
 from sgld.engine.job import Job
 from sgld.engine.stage import Stage
-from sgld.media.images import fit_image
+from sgld.media.images import FitMode, fit_image
 
 
-def to_pixels(image: npt.NDArray[np.uint8], height: int, width: int) -> torch.Tensor:
+def to_pixels(
+    image: npt.NDArray[np.uint8], height: int, width: int, fit: FitMode = "crop"
+) -> torch.Tensor:
     """The image fitted to the video's size, as [1, 3, 1, H, W] in -1..1."""
-    fitted = fit_image(image, height, width, "crop")
+    fitted = fit_image(image, height, width, fit)
     pixels = torch.from_numpy(np.ascontiguousarray(fitted)).float().div(255).mul(2).sub(1)
     return pixels.permute(2, 0, 1)[None, :, None]
 

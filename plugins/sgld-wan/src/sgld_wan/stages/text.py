@@ -35,23 +35,28 @@ class EncodePrompt(Stage):
     uses = ("text_encoder",)
 
     def run(self, job: Job) -> StageRun:
-        calls = [self._call(job, job.params.prompt)]
+        calls = [prompt_call(job, job.params.prompt)]
         if job.params.uses_cfg:
-            calls.append(self._call(job, job.params.negative_prompt or ""))
+            calls.append(prompt_call(job, job.params.negative_prompt or ""))
         results = yield calls
         job.slots.text = results[0]
         job.slots.negative = results[1] if len(results) > 1 else None
 
-    def _call(self, job: Job, prompt: str) -> Call:
-        length = getattr(job.params, "max_sequence_length", LENGTH)
-        tokens = tokenize(job.parts["tokenizer"], clean(prompt), length)
-        return Call(
-            "text_encoder",
-            {name: tensor.to(job.device) for name, tensor in tokens.items()},
-            batch_key="text",
-            tokens=length,
-            memo=("text", length, prompt),
-        )
+
+def prompt_call(job: Job, prompt: str) -> Call:
+    """The call that encodes one prompt; its result is [1, L, D].
+
+    L is the request's `max_sequence_length`, else the part `text_length` of the checkpoint.
+    """
+    length = getattr(job.params, "max_sequence_length", job.parts.get("text_length", LENGTH))
+    tokens = tokenize(job.parts["tokenizer"], clean(prompt), length)
+    return Call(
+        "text_encoder",
+        {name: tensor.to(job.device) for name, tensor in tokens.items()},
+        batch_key="text",
+        tokens=length,
+        memo=("text", length, prompt),
+    )
 
 
 def tokenize(tokenizer: Any, text: str, length: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,1 @@
+"""Realtime sessions over a WebSocket; docs/realtime.md describes the protocol."""

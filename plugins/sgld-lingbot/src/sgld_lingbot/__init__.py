@@ -1,0 +1,1 @@
+"""LingBot World for sgld: a world that is steered while it is generated."""

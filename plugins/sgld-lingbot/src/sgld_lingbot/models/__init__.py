@@ -1,0 +1,1 @@
+"""LingBot World's network and its camera."""

@@ -1,0 +1,1 @@
+"""LingBot's pipeline and how its parts are loaded."""
