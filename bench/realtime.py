@@ -8,9 +8,11 @@ Engine, in this process: seconds per chunk and their parts (prepare, denoise, co
 frames per second, bytes of a session against its reservation, the peak of the device. Sessions run
 side by side, each as fast as it can.
 
-Wire (`--wire`), against a real server on this machine, with a world whose stages take next to no
-time: what engine, process boundary and protocol add to a chunk, and the time from sending a key to
-having the last frame of the first chunk that shows it, by format.
+Wire (`--wire`), against a real server on this machine, with a world of few pixels: from sending a
+key to having the last frame of the chunk that shows it, by format. The same chunks are made in this
+process in the same run, so that it is known what the engine adds to the stages' own work, and what
+the server, its second process and the protocol add to that. Every chunk waits for its predecessor,
+so the commit pass before it counts as its work.
 
 Prints tables and writes JSON to bench/results/.
 """
@@ -34,6 +36,7 @@ import torch
 
 import sgld
 from sgld.realtime.messages import SessionOptions
+from sgld.testing.served import TOYS
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("prepare", "denoise", "commit", "decode")
@@ -127,6 +130,11 @@ def wire(given: argparse.Namespace) -> list[dict[str, Any]]:
     from sgld.testing.life import Life
 
     rows: list[dict[str, Any]] = []
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    here = _here(given)
+    torch.set_num_threads(threads_before)
+    print(f"in this process: {here['chunk_ms']:.2f} ms a chunk, engine {here['engine_ms']:.2f} ms")
     with tempfile.TemporaryDirectory(prefix="sgld-bench-") as folder:
         threads = {"OMP_NUM_THREADS": "1"}
         life = Life("tiny:toy-world", Path(folder) / "life", environ=threads).start()
@@ -134,12 +142,33 @@ def wire(given: argparse.Namespace) -> list[dict[str, Any]]:
         try:
             for form in ("raw", "webp", "jpeg", "h264"):
                 with connect(address, max_size=None, compression=None) as socket:
-                    rows.append(_talk(socket, form, given))
-                    _show({k: v for k, v in rows[-1].items() if k != "format"} | {})
+                    row = _talk(socket, form, given)
+                adds = row["key_to_frames_ms"] - here["chunk_ms"]
+                rows.append({**row, "engine_ms": here["engine_ms"], "server_and_wire_ms": adds})
+                print(form, end=": ")
+                _show({name: value for name, value in row.items() if name != "format"})
+                print(f"  engine {here['engine_ms']:.2f} ms, server and wire {adds:.2f} ms")
         finally:
             life.stop()
             life.close()
     return rows
+
+
+def _here(given: argparse.Namespace) -> dict[str, float]:
+    """The same chunks without a server."""
+    walls: list[float] = []
+    adds: list[float] = []
+    size = {"width": 64, "height": 48}
+    with sgld.load("tiny:toy-world") as model, model.session(prompt="x", seed=1, **size) as session:
+        for turn in range(given.warm + given.wire_chunks):
+            begin = time.perf_counter()
+            session.send("camera_actions", [["w"]], turn)
+            chunk = session.step()
+            wall = (time.perf_counter() - begin) * 1e3
+            if turn >= given.warm:
+                walls.append(wall)
+                adds.append(wall - 1e3 * sum(chunk.seconds.values()))
+    return {"chunk_ms": median(walls), "engine_ms": median(adds)}
 
 
 def _talk(socket: Any, form: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +180,7 @@ def _talk(socket: Any, form: str, given: argparse.Namespace) -> dict[str, Any]:
     socket.send(msgpack.packb(init))
     _until(socket, "session")
     whole: list[float] = []
-    work: list[float] = []
+    sent: dict[str, list[float]] = {name: [] for name in ("raw_payload_build_ms", "ws_write_ms")}
     for turn in range(given.warm + given.wire_chunks):
         begin = time.perf_counter()
         event = {"type": "event", "kind": "camera_actions", "payload": [["w"]], "event_id": turn}
@@ -162,13 +191,15 @@ def _talk(socket: Any, form: str, given: argparse.Namespace) -> dict[str, Any]:
             raise RuntimeError(f"chunk {stats['chunk_index']} has not seen event {turn}")
         if turn >= given.warm:
             whole.append((time.perf_counter() - begin) * 1e3)
-            work.append(float(stats["scheduler_forward_ms"]))
+            for name in sent:
+                sent[name].append(float(stats[name]))
     socket.send(msgpack.packb({"type": "close"}))
     return {
         "format": form,
         "key_to_frames_ms": median(whole),
         "key_to_frames_ms_p90": float(np.quantile(whole, 0.9)),
-        "forward_ms": median(work),
+        "encode_ms": statistics.fmean(sent["raw_payload_build_ms"]),
+        "send_ms": statistics.fmean(sent["ws_write_ms"]),
     }
 
 
@@ -221,6 +252,7 @@ def main() -> None:
     given.payload = json.loads(given.payload)
     if given.quick:
         given.chunks, given.warm, given.wire_chunks, given.sessions = 2, 1, 3, [1, 2]
+    os.environ.update(TOYS)
     report: dict[str, Any] = {
         "model": given.model, "size": given.size, "set": given.set, "device": given.device,
         "machine": platform.machine(), "cpus": os.cpu_count(), "load": os.getloadavg(),
@@ -232,7 +264,9 @@ def main() -> None:
     if not given.engine:
         report["wire"] = wire(given)
     given.output.mkdir(parents=True, exist_ok=True)
-    name = "quick" if given.quick else given.model.partition(":")[2] or Path(given.model).name
+    name = "wire" if given.wire else given.model.partition(":")[2] or Path(given.model).name
+    if given.quick:
+        name = "quick"
     path = given.output / f"realtime-{name}.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
     print(f"wrote {path.name}")
