@@ -112,9 +112,9 @@ def overhead(folder: Path, count: int) -> list[Row]:
     ]
 
 
-def probes(folder: Path, seconds: float) -> list[Row]:
+def probes(folder: Path, seconds: float, model: str) -> list[Row]:
     """Probes fifty times a second while clips are made."""
-    life = Life("tiny:wan-t2v", folder, "--max-running", "2").start()
+    life = Life(model, folder, "--max-running", "2").start()
     clip = {"prompt": "a kite", "size": "160x96", "num_frames": 17, "num_inference_steps": 1000}
     ids = [life.client.post("/v1/videos", json=clip).json()["id"] for _ in range(2)]
     wait_for(lambda: life.metric("sgld_steps_total", kind="video") > 1, "steps")
@@ -136,14 +136,14 @@ def probes(folder: Path, seconds: float) -> list[Row]:
     ]
 
 
-def queue(folder: Path, count: int, side: int) -> list[Row]:
-    """Memory with `count` jobs waiting behind a long one."""
-    videos = _queued(folder / "v", "tiny:toy-video", count, None)
+def queue(folder: Path, count: int, side: int, quick: bool) -> list[Row]:
+    """Memory with `count` jobs waiting behind a long one; `quick` leaves the videos out."""
     edits = _queued(folder / "e", "tiny:toy-edit", count, side)
-    return [
-        Row(f"{count} queued videos", videos, "MiB", 100),
-        Row(f"{count} queued edits, {side} px", edits, "MiB", 100),
-    ]
+    rows = [Row(f"{count} queued edits, {side} px", edits, "MiB", 100)]
+    if not quick:
+        videos = _queued(folder / "v", "tiny:toy-video", count, None)
+        rows.append(Row(f"{count} queued videos", videos, "MiB", 100))
+    return rows
 
 
 def _queued(folder: Path, model: str, count: int, side: int | None) -> float:
@@ -234,8 +234,12 @@ def main() -> None:
         folder = Path(name)
         parts: dict[str, Callable[[], list[Row]]] = {
             "overhead": lambda: overhead(folder / "overhead", 20 if quick else 300),
-            "probes": lambda: probes(folder / "probes", 1 if quick else 15),
-            "queue": lambda: queue(folder / "queue", 20 if quick else 200, 64 if quick else 1024),
+            "probes": lambda: probes(
+                folder / "probes", *((1, "tiny:toy-video") if quick else (15, "tiny:wan-t2v"))
+            ),
+            "queue": lambda: queue(
+                folder / "queue", 20 if quick else 200, 64 if quick else 1024, quick
+            ),
             "stream": lambda: stream(folder / "stream", 16 if quick else 1024),
         }
         for part, measure in parts.items():

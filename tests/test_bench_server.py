@@ -20,7 +20,7 @@ def test_quick_run_measures_everything(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads((tmp_path / "server-quick.json").read_text())
     rows = {row["name"]: row["value"] for row in report["rows"]}
-    assert len(rows) == 11
+    assert len(rows) == 10
     assert all(name in done.stdout for name in rows)
     assert rows["streaming 16 MiB, growth"] < 12
     assert rows["probe, p50"] < 1000

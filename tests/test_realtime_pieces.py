@@ -19,11 +19,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sgld.api.errors import ParameterError
+from sgld.realtime.adapter import Opening
 from sgld.realtime.messages import Codes, SessionReport
+from sgld.server.realtime import replies
 from sgld.server.realtime.batches import FrameWriter, Picture
 from sgld.server.realtime.fields import SessionSettings
 from sgld.server.realtime.h264 import H264Encoder, codec_string, nal_types
 from sgld.server.realtime.messages import FIELDS, read_message
+from sgld.server.realtime.opening import Wanted
 from sgld.server.realtime.pacing import FrameClock
 from sgld.server.realtime.stream import End, Note, ReadyChunk, ResumeGap, Stream
 from sgld.server.realtime.wire import MAX_DEPTH, MAX_OBJECTS, MessageError, pack, unpack
@@ -444,3 +447,21 @@ def test_every_code_is_on_the_page() -> None:
         codes |= set(re.findall(r"code ?= ?\"([a-z_]+)\"", source))
     assert not sorted(code for code in codes if f"`{code}`" not in text)
     assert not [name for name in FIELDS if f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize(("asked", "queue"), [(0, None), (1, None), (5, 7), (64, 16)])
+def test_the_engine_knows_what_the_client_asked_to_rewind(asked: int, queue: int | None) -> None:
+    """It remembers what waits for the client as well, but speaks of what the client knows."""
+    settings = SessionSettings(rewind_chunks=asked, queue_chunks=queue)
+    built: Any = None
+    options = Wanted(2, settings, built, Opening({}), None).options
+    assert options.rewind_chunks - options.ahead == asked
+    assert options.ahead == (settings.waiting + 1 if asked else 0)
+
+
+def test_a_refused_rewind_says_how_many_chunks_fit() -> None:
+    values = {"field": "rewind_chunks", "needed": 9, "free": 5, "fits": 2, "live": 0}
+    report = SessionReport("s", "opened", 1, values=values, code="rewind_too_large", message="no")
+    told = replies.error(replies.BAD_INIT, replies.Refused(report))
+    assert (told["code"], told["content"]) == ("rewind_too_large", replies.BAD_INIT)
+    assert {name: told[name] for name in values} == values

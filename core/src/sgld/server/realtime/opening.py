@@ -91,12 +91,13 @@ class Wanted:
         """How the engine is to run it."""
         settings = self.settings
         # What waits for the client is ahead of what it has seen, and has to be taken back too.
-        undo = settings.rewind_chunks + settings.waiting + 1 if settings.rewind_chunks else 0
+        ahead = settings.waiting + 1 if settings.rewind_chunks else 0
         return SessionOptions(
             max_chunks=settings.max_chunks or 0,
             queue_chunks=settings.waiting,
             on_full=settings.on_full,
-            rewind_chunks=undo,
+            rewind_chunks=settings.rewind_chunks + ahead,
+            ahead=ahead,
             free_running=settings.free_running,
         )
 

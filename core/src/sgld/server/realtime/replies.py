@@ -40,7 +40,7 @@ def error(content: str, reason: Exception, event_id: int | None = None) -> dict[
     more: dict[str, Any] = {}
     if isinstance(reason, Refused):
         field = reason.values.get("field") or field
-        names = ("live", "retry_after", "needed", "free")
+        names = ("live", "retry_after", "needed", "free", "fits")
         more = {name: reason.values[name] for name in names if name in reason.values}
     text = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
     return {

@@ -153,6 +153,8 @@ class Serving:
             elif not item.stale:
                 wait = clock.wait(item.report.event_id) if settings.realtime_output_pacing else 0.0
                 await asyncio.sleep(wait)
+                if session.stream.held:
+                    continue  # a rewind that was asked for meanwhile does not count this chunk
                 if not item.stale:
                     clock.sent(item.frames)
                     stats = await self._send_chunk(session, item, wait)
