@@ -35,7 +35,6 @@ import numpy as np
 import torch
 
 import sgld
-from sgld.realtime.messages import SessionOptions
 from sgld.testing.served import TOYS
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,12 +66,11 @@ def _side_by_side(
     model: sgld.Model, picture: np.ndarray, count: int, given: argparse.Namespace
 ) -> dict[str, Any]:
     height, width = picture.shape[:2]
-    options = SessionOptions(free_running=True, queue_chunks=2)
     asked = {"prompt": "a street in the rain", "width": width, "height": height, **given.set}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     open_sessions = [
-        model.session(first_frame=picture, options=options, seed=seed, **asked)
+        model.session(first_frame=picture, free_running=True, seed=seed, **asked)
         for seed in range(count)
     ]
     arrivals: list[list[float]] = [[] for _ in open_sessions]

@@ -77,6 +77,8 @@ def session_fields_table() -> str:
         default = "none" if field.default is None else f"`{json.dumps(field.default)}`"
         rows.append(_row(f"`{name}`", rule(field), default, field.description or ""))
     rows.append(_row("`snapshot`", "bytes", "none", "Continue from a snapshot. Protocol 2."))
+    text = "The answer repeats it. Protocol 2."
+    rows.append(_row("`event_id`", "a whole number of 64 bits", "none", text))
     return "\n".join(rows)
 
 

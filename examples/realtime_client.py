@@ -24,12 +24,11 @@ def main() -> None:
     parser.add_argument("server")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--first-frame", type=Path)
-    parser.add_argument("--keys", default="w:4")
+    parser.add_argument("--keys", type=read_keys, default="w:4")
     parser.add_argument("--out", type=Path, default=Path("frames"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    steps = [key.split(":") for key in given.keys.split(",")]
-    plan = [key for key, chunks in steps for _ in range(int(chunks))]
+    plan: list[str] = given.keys
     init = {
         "type": "init",
         "protocol": 2,
@@ -54,6 +53,17 @@ def main() -> None:
             print(f"chunk {number}: {key}")
 
 
+def read_keys(text: str) -> list[str]:
+    """`w:2,none:1` as the key of each chunk: w, w, none."""
+    plan: list[str] = []
+    for part in text.split(","):
+        key, _, chunks = part.strip().partition(":")
+        if not key or not chunks.isdecimal() or int(chunks) < 1:
+            raise argparse.ArgumentTypeError(f"{part!r} is not KEY:CHUNKS, such as w:3")
+        plan += [key] * int(chunks)
+    return plan
+
+
 def send(socket: ClientConnection, message: dict[str, Any]) -> None:
     """Send a map."""
     socket.send(msgpack.packb(message))
@@ -63,7 +73,7 @@ def receive(socket: ClientConnection) -> dict[str, Any]:
     """The next map; a payload that travels alone is put into it."""
     message = msgpack.unpackb(socket.recv())
     if message["type"] == "error":
-        raise SystemExit(f"{message['field'] or message['code']}: {message['message']}")
+        raise SystemExit(message["message"])
     if message["type"] == "frame_batch_header":
         message |= {"type": "frame_batch", "payload": socket.recv()}
     return message

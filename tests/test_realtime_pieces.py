@@ -20,13 +20,15 @@ from PIL import Image
 
 from sgld.api.errors import ParameterError
 from sgld.realtime.adapter import Opening
+from sgld.realtime.controls import MAX_PROMPT
 from sgld.realtime.messages import Codes, SessionReport
+from sgld.server.bodies import Limits
 from sgld.server.realtime import replies
 from sgld.server.realtime.batches import FrameWriter, Picture
 from sgld.server.realtime.fields import SessionSettings
 from sgld.server.realtime.h264 import H264Encoder, codec_string, nal_types
 from sgld.server.realtime.messages import FIELDS, read_message
-from sgld.server.realtime.opening import Wanted
+from sgld.server.realtime.opening import Wanted, read_resume
 from sgld.server.realtime.pacing import FrameClock
 from sgld.server.realtime.stream import End, Note, ReadyChunk, ResumeGap, Stream
 from sgld.server.realtime.wire import MAX_DEPTH, MAX_OBJECTS, MessageError, pack, unpack
@@ -90,7 +92,10 @@ def test_a_message_that_is_cut_or_changed_never_fails_otherwise(
         (b"\xc0", "null"),
         (b"\x05", "a number"),
         (b"\x81\xa1a", "cut off"),
-        (b"\x81\x01\x02", "cannot be read"),
+        (b"\x81\x01\x02", "has a key that is a number. Keys are texts"),
+        (b"\x81\xa1a\x81\xc4\x01a\x02", "has a key that is bytes"),
+        (b"\x81\x90\x02", "has a key that is a list"),
+        (b"\x81\x80\x02", "has a key that is a map"),
         (b"\x80\x80", "1 bytes follow"),
         (b"\x81\xa1a\xc7\x01\x01\x00", "0xc7"),
         (b"\x81\xa1a\xd6\xff\x00\x00\x00\x00", "0xd6"),
@@ -148,6 +153,25 @@ def test_a_wrong_message_is_named(message: dict[str, Any], code: str, field: str
     if field is not None:
         assert isinstance(error, ParameterError)
         assert error.problems[0].field == field
+
+
+def test_what_is_wrong_is_said_once_and_short() -> None:
+    with pytest.raises(ParameterError) as caught:
+        read_message({"type": "event", "kind": "zoom"}, ToyWorldAdapter, 2)
+    assert str(caught.value) == "kind='zoom': must be one of camera_actions, prompt."
+    init = {"protocol": 2, "resume_token": "x", "first_frame": b"\x89PNG" * 1000}
+    with pytest.raises(ParameterError, match="first_frame='4000 bytes': is not taken"):
+        read_resume(init)
+
+
+def test_a_prompt_event_is_no_longer_than_that_of_an_init() -> None:
+    message = {"type": "event", "kind": "prompt", "payload": "a" * MAX_PROMPT}
+    assert read_message(message, ToyWorldAdapter, 2).values["control"]["prompt"]
+    message["payload"] += "a"
+    with pytest.raises(ParameterError, match="has 32001 characters; the limit is 32000") as caught:
+        read_message(message, ToyWorldAdapter, 2)
+    assert caught.value.problems[0].field == "prompt"
+    assert Limits().max_prompt == MAX_PROMPT
 
 
 def test_protocol_1_knows_events_only() -> None:

@@ -190,6 +190,8 @@ WRONG_INIT: list[tuple[dict[str, Any], str, str]] = [
     ({"quality": "best"}, "quality", "invalid_parameter"),
     ({"protocol": 3}, "protocol", "invalid_parameter"),
     ({"promt": "x"}, "promt", "unknown_parameter"),
+    ({"event_id": 3}, "event_id", "unsupported_parameter"),
+    ({"event_id": "3", "protocol": 2}, "event_id", "invalid_parameter"),
     ({"queue_chunks": 3}, "queue_chunks", "unsupported_parameter"),
     ({"rewind_chunks": 3}, "rewind_chunks", "unsupported_parameter"),
     ({"condition_inputs": {"depth": 1}}, "condition_inputs", "invalid_parameter"),
@@ -476,6 +478,24 @@ def test_a_full_server_says_so(tmp_path: Path) -> None:
                 return third.receive()["type"] == "frame_batch"
 
         wait_for(let_in, "a place")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--keys", "w"], "'w' is not KEY:CHUNKS"),
+        (["--keys", "w:x"], "'w:x' is not KEY:CHUNKS"),
+        (["--first-frame", __file__], "first_frame="),
+    ],
+)
+def test_the_example_says_what_is_wrong(server: Served, more: list[str], words: str) -> None:
+    example = Path(__file__).parents[1] / "examples" / "realtime_client.py"
+    url = server.url.replace("http", "ws")
+    command = [sys.executable, str(example), url, "--prompt", "a hill", *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count(words) == 1
 
 
 def test_the_example_runs(server: Served, tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def test_a_fork_goes_its_own_way(server: Served, world: World) -> None:
         client.say(type="init", protocol=2, resume_token=fork["resume_token"])
         told = client.until("session")
         assert told["resumed"] is True
+        assert told["chunk_index"] == 2
         assert told["session_id"] == fork["session_id"] != world.session["session_id"]
         same = []
         for _ in range(2):
@@ -319,6 +320,39 @@ def test_nothing_is_lost_when_connections_drop(server: Served, format: str) -> N
     assert client.closed().code == 1000
     assert got == whole
     idle(server)
+
+
+def test_a_resume_tells_what_comes_next_and_repeats_the_id(server: Served) -> None:
+    world = World(server, free_running=False, max_chunks=3, rewind_chunks=2, event_id=5)
+    assert world.session["event_id"] == 5
+    token, last = world.session["resume_token"], world.step(2)[-1].request_id
+    world.drop()
+    world.socket.close()
+    with Client(server.url) as client:
+        fields = {"resume_token": token, "last_request_id": last, "event_id": 6}
+        client.say(type="init", protocol=2, **fields)
+        told = client.until("session")
+        assert (told["chunk_index"], told["event_id"]) == (2, 6)
+        client.say(type="rewind", chunks=1)
+        assert client.until("ack")["chunk_index"] == 1
+        with Client(server.url) as other:  # takes it over
+            other.say(type="init", protocol=2, resume_token=token, last_request_id=last)
+            assert other.until("session")["chunk_index"] == 1
+            other.say(type="close")
+            assert other.closed().code == 1000
+
+
+def test_a_step_after_the_last_chunk_says_so(server: Served) -> None:
+    fields = {"free_running": False, "acknowledge": True, "max_chunks": 1}
+    with World(server, **fields) as world:
+        (chunk,) = world.step()
+        sessions = server.services.sessions._live
+        live = sessions[world.session["session_id"]]
+        wait_for(lambda: live.ended is not None, "the end of its chunks")
+        assert world.ask("step")["code"] == "session_complete"
+        assert world.ask("pause")["code"] == "session_ended"
+        world.say(type="received", request_id=chunk.request_id)
+        assert world.closed().code == 1000
 
 
 def test_without_acknowledgements_a_gap_is_refused(server: Served) -> None:

@@ -4,8 +4,11 @@ chunks as events, and a file that grows."""
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from typer.testing import CliRunner
 
 from sgld.cli.generate import generate
 from sgld.cli.parts import Parts
+from sgld.media.growing import GrowingVideo
+from sgld.media.writing import explain
 from sgld.testing.served import Served, served_here
 
 MODEL = "tiny:wan-causal-t2v"
@@ -135,4 +140,105 @@ def test_nothing_is_left_of_a_clip_that_fails(
     code, lines = run(tmp_path)
     assert code == 1
     assert [line["event"] for line in lines] == ["chunk", "chunk", "failed"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def parts_and_files(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Name of the growing file and of the finished one, for each output."""
+    chunks = {line["index"]: Path(line["path"]).name for line in lines if line["event"] == "chunk"}
+    outputs = [line for line in lines if line["event"] == "output"]
+    return [(chunks[line["index"]], Path(line["path"]).name) for line in outputs]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--num-outputs-per-prompt", "2"),
+        ("--output-file-name", "kite.final.mp4"),
+        ("--output-file-name", "kite", "--output-format", "webm", "--save-latents"),
+    ],
+)
+def test_the_growing_file_is_called_like_the_finished_one(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    names: set[str] = set()
+    # The second time the names may be taken.
+    for _ in range(2):
+        code, lines = run(tmp_path, *flags)
+        assert code == 0
+        for growing, finished in parts_and_files(lines):
+            stem, ending = finished.rsplit(".", 1)
+            assert growing == f"{stem}.part.{ending}"
+            assert finished not in names
+            names.add(finished)
+    assert {file.name for file in tmp_path.iterdir() if file.suffix in (".mp4", ".webm")} == names
+
+
+def test_overwrite_keeps_the_name(tmp_path: Path) -> None:
+    for _ in range(2):
+        _, lines = run(tmp_path, "--output-file-name", "kite.mp4", "--overwrite")
+        assert parts_and_files(lines) == [("kite.part.mp4", "kite.mp4")]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["kite.json", "kite.mp4"]
+
+
+def test_a_full_disk_stops_the_clip_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sgld_wan.models.vae import Vae
+
+    original, decoded = Vae.decode_chunk, [0]
+
+    def decode(self: Any, *args: Any, **kwargs: Any) -> Any:
+        decoded[0] += 1
+        return original(self, *args, **kwargs)
+
+    def full(self: Any, packets: Any) -> None:
+        raise explain(OSError(errno.ENOSPC, "full"), self.path)
+
+    monkeypatch.setattr(Vae, "decode_chunk", decode)
+    monkeypatch.setattr(GrowingVideo, "_write", full)
+    code, lines = run(tmp_path, "--num-frames", "501")
+    assert code == 1
+    assert [(line["event"], line["code"]) for line in lines] == [("failed", "disk_full")]
+    assert decoded[0] < 42
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_real_fault_of_shots_is_named(web: httpx.Client) -> None:
+    wrong = {"size": "48x32", "num_frames": 33, "shot_prompts": ["a", "b" * 32_001]}
+    answer = web.post("/v1/videos", json={**wrong, "shot_durations": "1,2"})
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "shot_prompts[1] has 32001 characters; the limit is 32000." in message
+    assert message.count("\n") == 0
+    assert "prompt: " not in message
+
+
+def test_previews_that_cannot_be_shown_are_a_warning(web: httpx.Client) -> None:
+    asked = web.post("/v1/videos", json={**CLIP, "num_frames": 9, "partial_images": 2}).json()
+    assert any("partial_images has no effect" in text for text in asked["warnings"])
+    events = dict(events_of(web, asked["id"]))
+    assert "preview" not in events
+    plain = web.post("/v1/videos", json={**CLIP, "num_frames": 9}).json()
+    assert not any("partial_images" in text for text in plain["warnings"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_takes_the_growing_file_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    add, seen = Parts.add, list[bool]()
+
+    def stop(self: Parts, *args: Any) -> Any:
+        path = add(self, *args)
+        if not seen:
+            seen.append(path is not None and path.exists())
+            os.kill(os.getpid(), number)
+        return path
+
+    monkeypatch.setattr(Parts, "add", stop)
+    found, lines = run(tmp_path, "--num-frames", "501")
+    assert (found, seen) == (code, [True])
+    assert lines[-1]["event"] == "cancelled"
     assert list(tmp_path.iterdir()) == []

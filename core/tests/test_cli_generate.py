@@ -439,14 +439,37 @@ def test_ctrl_c_stops_within_a_step_and_leaves_nothing(case: Case):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_ctrl_c_stops_at_once(case: Case):
+def test_sigterm_stops_as_ctrl_c_does(case: Case):
+    case.press = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    result = case("m", "-p", "a", "-p", "b")
+    assert result.exit_code == 143
+    assert case.models[0].cancelled == {"request-1", "request-2"}
+    assert case.models[0].closed
+    assert not case.written
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_while_loading_tidies_up(case: Case, monkeypatch: pytest.MonkeyPatch):
+    def load(plan: Any, progress: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr(command, "open_model", load)
+    result = case("m", "-p", "a")
+    assert result.exit_code == 143
+    assert case.plans[0].closed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_stops_at_once(case: Case, number: int, code: int):
     def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
 
     case.press = twice
     result = case("m", "-p", "a")
-    assert result.exit_code == 130
+    assert result.exit_code == code
     assert "stopped" in result.stderr
     assert case.models[0].closed
 

@@ -13,7 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sgld.api.errors import ParameterError
-from sgld.media.names import check_file_name, companion, hold, output_name, reserve
+from sgld.media.names import (
+    check_file_name,
+    companion,
+    hold,
+    output_name,
+    reserve,
+    reserve_part,
+)
 
 NOW = datetime(2026, 11, 30, 10, 15, 0)
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -265,3 +272,33 @@ def test_processes_never_share_a_name(tmp_path):
     names = [name for worker in workers for name in worker.communicate()[0].split()]
     assert len(names) == len(set(names)) == 120
     assert len(list(tmp_path.iterdir())) == 240
+
+
+def test_a_growing_file_is_called_like_what_it_becomes(tmp_path: Path):
+    first = reserve_part(tmp_path, "kite.mp4", companions=(".json",))
+    assert first == (tmp_path / "kite.part.mp4", "kite.mp4")
+    assert [file.name for file in tmp_path.iterdir()] == ["kite.part.mp4"]
+    assert reserve_part(tmp_path, "kite.mp4") == (tmp_path / "kite-2.part.mp4", "kite-2.mp4")
+    (tmp_path / "kite-3.json").touch()
+    assert reserve_part(tmp_path, "kite.mp4", companions=(".json",))[1] == "kite-4.mp4"
+    assert reserve_part(tmp_path, "kite.mp4", companions=())[1] == "kite-3.mp4"
+
+
+def test_a_growing_file_that_will_overwrite(tmp_path: Path):
+    (tmp_path / "kite.mp4").touch()
+    first = reserve_part(tmp_path, "kite.mp4", True)
+    assert first == (tmp_path / "kite.part.mp4", "kite.mp4")
+    # Another run at the same time has a growing file of its own.
+    second = reserve_part(tmp_path, "kite.mp4", True)
+    assert second == (tmp_path / "kite-2.part.mp4", "kite.mp4")
+
+
+def test_names_of_growing_files_are_checked(tmp_path: Path):
+    with pytest.raises(ParameterError):
+        reserve_part(tmp_path, "../kite.mp4")
+    longest = "a" * 243
+    path, name = reserve_part(tmp_path, longest + ".webm")
+    assert (path.name, name) == (f"{longest}.part.webm", f"{longest}.webm")
+    path, name = reserve_part(tmp_path, longest + ".webm")
+    assert name == f"{'a' * 241}-2.webm"
+    assert path.exists()

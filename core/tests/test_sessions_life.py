@@ -114,6 +114,14 @@ def test_max_chunks_ends_a_session(rig: SessionRig) -> None:
     assert rig.answer("a", "step").code == "session_not_found"
 
 
+def test_no_step_follows_the_last_one(rig: SessionRig) -> None:
+    rig.open("a", HILL, max_chunks=1)
+    first, second = rig.send("a", "step"), rig.send("a", "step")
+    rig.drive()
+    codes = {row.number: row.code for row in rig.reports("a", "answer")}
+    assert (codes[first], codes[second]) == ("", "session_complete")
+
+
 def test_the_last_chunk_has_no_commit(rig: SessionRig) -> None:
     """Nobody would read what it leaves in the caches."""
     rig.open("a", HILL, free_running=True, max_chunks=1)

@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -38,8 +38,8 @@ from sgld.params.requests import Prepared, fit_to_images, prepare
 from sgld.params.serving import ServingOptions
 from sgld.plan import ModelPlan, make_plan
 from sgld.plugins.catalog import load_target
-from sgld.realtime.messages import SessionOptions, SessionRequest
-from sgld.session import Session
+from sgld.realtime.messages import SessionRequest
+from sgld.session import Session, session_options
 
 if TYPE_CHECKING:
     from sgld.media.saving import Saved
@@ -202,7 +202,11 @@ class Model:
         *,
         first_frame: Any = None,
         snapshot: bytes = b"",
-        options: SessionOptions | None = None,
+        rewind_chunks: int = 0,
+        max_chunks: int | None = None,
+        free_running: bool = False,
+        queue_chunks: int = 2,
+        on_full: Literal["block", "drop"] = "block",
         **params: Any,
     ) -> Session:
         """Open a realtime session.
@@ -211,7 +215,12 @@ class Model:
             first_frame: a picture as in `requests`, for models that start from one.
             snapshot: continue from these bytes of `Session.snapshot`; without `params`, with those
                 of the snapshot.
-            options: how it runs; without, each chunk is made when it is asked for.
+            rewind_chunks: how many chunks `Session.rewind` can take back; each costs host memory.
+            max_chunks: the session ends by itself after so many.
+            free_running: generate on while `queue_chunks` are not full; otherwise each chunk is
+                made when it is asked for.
+            queue_chunks: finished chunks that may wait to be taken.
+            on_full: then `block`, or `drop` what lies between.
             params: names as in `sgld models show`.
 
         Raises:
@@ -225,11 +234,18 @@ class Model:
                 f"{self.plan.spec.id} has no realtime sessions.",
                 remedy="`sgld plugins list` shows which plugins bring realtime adapters.",
             )
-        given = () if first_frame is None else (first_frame,)
+        options = session_options(
+            rewind_chunks=rewind_chunks,
+            max_chunks=max_chunks,
+            free_running=free_running,
+            queue_chunks=queue_chunks,
+            on_full=on_full,
+        )
+        given = () if first_frame is None else (_picture(first_frame, "first_frame"),)
         if snapshot and not params:
             saved = Snapshot.read(snapshot)
             values, seed = saved.params, saved.seed
-            pictures = tuple(_picture(image) for image in given)
+            pictures = given
         else:
             [(made, _)] = self.requests(images=given, **params)
             values, seed, pictures = made.params, made.seeds[0], made.images
@@ -239,7 +255,7 @@ class Model:
             values,
             seed,
             pictures,
-            options=options or SessionOptions(free_running=False),
+            options=options,
             snapshot=snapshot,
         )
         adapter = load_target(entry.spec.target, entry)
@@ -324,15 +340,15 @@ def _build(plan: ModelPlan, progress: LoadProgress | None, emit: Any) -> Any:
     return build_engine(plan, emit, progress)
 
 
-def _picture(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _picture(image: Any, field: str = "images") -> np.ndarray[Any, np.dtype[np.uint8]]:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shown = f"{image.dtype} {list(image.shape)}"
-            raise ParameterError([Problem("images", shown, "must be RGB uint8 [H, W, 3].")])
+            raise ParameterError([Problem(field, shown, "must be RGB uint8 [H, W, 3].")])
         return image
     if isinstance(image, str | Path | bytes):
-        return load_image(image, field="image_path")
+        return load_image(image, field="image_path" if field == "images" else field)
     if not hasattr(image, "convert"):
         message = "must be an array, a PIL image, a path or bytes."
-        raise ParameterError([Problem("images", type(image).__name__, message)])
-    return _picture(np.asarray(image.convert("RGB")))
+        raise ParameterError([Problem(field, type(image).__name__, message)])
+    return _picture(np.asarray(image.convert("RGB")), field)

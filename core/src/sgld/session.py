@@ -15,18 +15,29 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
-from sgld.api.errors import RequestError
+from sgld.api.errors import ParameterError, Problem, RequestError, SgldError
 from sgld.engine.executors.executor import Executor
 from sgld.engine.mailboxes import Mailboxes
 from sgld.realtime.adapter import RealtimeAdapter
-from sgld.realtime.messages import CommandKind, SessionCommand, SessionReport, SessionRequest
+from sgld.realtime.messages import (
+    CommandKind,
+    SessionCommand,
+    SessionOptions,
+    SessionReport,
+    SessionRequest,
+)
 
-OVER: Final = "session_not_found"
+log = structlog.get_logger("sgld.engine")
+
+MOST_CHUNKS: Final = 10**9
+GONE: Final = "session_not_found"
+OVER: Final = (GONE, "session_complete")
 """How the engine refuses what comes after a session's last chunk."""
 
 
@@ -49,6 +60,41 @@ class SessionChunk:
     seconds: Mapping[str, float]
     bytes: int
     dropped: int = 0
+
+
+def session_options(
+    *,
+    rewind_chunks: int,
+    max_chunks: int | None,
+    free_running: bool,
+    queue_chunks: int,
+    on_full: Literal["block", "drop"],
+) -> SessionOptions:
+    """How a session runs, checked.
+
+    Raises ParameterError naming every field that is wrong.
+    """
+    ranges = {
+        "rewind_chunks": (rewind_chunks, 0, 1024),
+        "max_chunks": (1 if max_chunks is None else max_chunks, 1, MOST_CHUNKS),
+        "queue_chunks": (queue_chunks, 1, 1024),
+    }
+    problems = [
+        Problem(name, value, f"must be a whole number from {least} to {most}.")
+        for name, (value, least, most) in ranges.items()
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most
+    ]
+    if on_full not in ("block", "drop"):
+        problems.append(Problem("on_full", on_full, "must be block or drop."))
+    if problems:
+        raise ParameterError(problems)
+    return SessionOptions(
+        max_chunks=max_chunks or 0,
+        queue_chunks=queue_chunks,
+        on_full=on_full,
+        rewind_chunks=rewind_chunks,
+        free_running=bool(free_running),
+    )
 
 
 class Session:
@@ -150,8 +196,11 @@ class Session:
     def rewind(self, chunks: int) -> None:
         """Take back the last `chunks` chunks that were given, and the controls with them.
 
-        Raises RequestError when they are not remembered.
+        Raises RequestError when they are not remembered, ParameterError when there are not so many.
         """
+        if isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= self._next:
+            wanted = f"must be a whole number from 1 to {self._next}, the chunks there are."
+            raise ParameterError([Problem("chunks", chunks, wanted)])
         self._go_back("rewind", to=self._next - chunks)
 
     def reset(self) -> None:
@@ -192,11 +241,15 @@ class Session:
         self._ask("resume")
 
     def close(self) -> None:
-        """End it and free its memory. Safe to call again."""
-        if self._ended is None:
-            self._command("close")
+        """End it and free its memory. Safe to call again, also after the model was closed."""
+        try:
+            if self._ended is None:
+                self._command("close")
             while self._ended is None:
                 self._read()
+        except SgldError as error:
+            # A closed or lost engine has freed it already; its owner has been told.
+            log.debug("a session ended with its engine", session=self.id, reason=str(error))
         self._box.close()
 
     def _advance(self) -> SessionChunk | None:
@@ -205,7 +258,7 @@ class Session:
             try:
                 self._ask("step")
             except RequestError as error:
-                if error.code != OVER:
+                if error.code not in OVER:
                     raise
         while not self._chunks:
             if self._ended is not None:
@@ -273,5 +326,5 @@ class Session:
     def _over(self) -> RequestError:
         ended = self._ended
         if ended is None or not ended.code:
-            return RequestError("the session has ended.", code=OVER)
+            return RequestError("the session has ended.", code=GONE)
         return RequestError(ended.message, code=ended.code)

@@ -70,6 +70,31 @@ def test_a_prompt_waits_for_the_second_chunk_and_the_last_one_wins() -> None:
     assert sample(session, 2) == (None, "night", 2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "payload", "first"),
+    [
+        ("prompt", "fog", 1),
+        ("camera_actions", [["w"]], 0),
+        ("composite_input", {"input_types": ["prompt"], "prompt": "fog"}, 1),
+        (
+            "composite_input",
+            {"input_types": ["prompt", "camera_actions"], "prompt": "fog", "camera_actions": []},
+            0,
+        ),
+    ],
+)
+def test_the_first_chunk_that_is_told_is_the_first_one_that_has_the_id(
+    kind: str, payload: Any, first: int
+) -> None:
+    session = adapter()
+    control = LingBotAdapter.read_event(kind, payload)
+    session.apply(kind, control, 7)
+    assert session.first_chunk(kind, control, 0) == first
+    assert session.first_chunk(kind, control, 4) == 4
+    ids = [sample(session, index)[2] for index in range(2)]
+    assert ids == [None] * first + [7] * (2 - first)
+
+
 def test_the_newest_event_seen_is_told_whatever_its_kind() -> None:
     session = adapter()
     send(session, "camera_actions", [["w"]] * 5, 10)
@@ -90,20 +115,20 @@ def test_all_of_a_composite_event_comes_together() -> None:
 @pytest.mark.parametrize(
     ("payload", "fields"),
     [
-        (None, ["payload"]),
-        ({}, ["payload.input_types"]),
-        ({"input_types": []}, ["payload.input_types"]),
-        ({"input_types": "prompt", "prompt": "x"}, ["payload.input_types"]),
-        ({"input_types": ["hdmap"], "hdmap": 1}, ["payload.input_types[0]"]),
-        ({"input_types": [3]}, ["payload.input_types[0]"]),
-        ({"input_types": ["prompt"]}, ["payload.prompt"]),
+        (None, ["composite_input"]),
+        ({}, ["input_types"]),
+        ({"input_types": []}, ["input_types"]),
+        ({"input_types": "prompt", "prompt": "x"}, ["input_types"]),
+        ({"input_types": ["hdmap"], "hdmap": 1}, ["input_types[0]"]),
+        ({"input_types": [3]}, ["input_types[0]"]),
+        ({"input_types": ["prompt"]}, ["prompt"]),
         (
             {"input_types": ["prompt"], "prompt": "x", "camera_actions": []},
-            ["payload.camera_actions"],
+            ["camera_actions"],
         ),
         (
             {"input_types": ["prompt", "camera_actions"], "prompt": " ", "camera_actions": [["q"]]},
-            ["payload.prompt", "payload.camera_actions[0][0]"],
+            ["prompt", "camera_actions[0][0]"],
         ),
     ],
 )
@@ -114,11 +139,13 @@ def test_a_composite_event_is_taken_whole_or_not_at_all(payload: Any, fields: li
 @pytest.mark.parametrize(
     ("kind", "payload", "fields"),
     [
-        ("prompt", None, ["payload"]),
-        ("prompt", "  ", ["payload"]),
-        ("prompt", 7, ["payload"]),
-        ("camera_actions", [["W"]], ["payload[0][0]"]),
-        ("camera_actions", state(["x"]), ["payload.transitions[0].actions[0]"]),
+        ("prompt", None, ["prompt"]),
+        ("prompt", "  ", ["prompt"]),
+        ("prompt", 7, ["prompt"]),
+        ("prompt", "x" * 32_001, ["prompt"]),
+        ("composite_input", {"input_types": ["prompt"], "prompt": "x" * 32_001}, ["prompt"]),
+        ("camera_actions", [["W"]], ["camera_actions[0][0]"]),
+        ("camera_actions", state(["x"]), ["camera_actions.transitions[0].actions[0]"]),
         ("action", "w-3", ["kind"]),
     ],
 )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from sgld.api.errors import ParameterError
 from sgld.causal.blocks import Chunk
+from sgld.causal.state import CausalState
 from sgld.media.images import fit_image
 from sgld.params.merge import Layer, build
 from sgld_lingbot import testing
@@ -293,6 +294,30 @@ def test_a_session_holds_what_the_budget_says(opened: Opened, values: dict[str, 
     assert job.slots.state[CAMERA].nbytes() == 0
     job.slots.state.free()
     assert job.slots.state.nbytes() == 0
+
+
+@pytest.mark.parametrize("undo", [0, 2])
+def test_undo_holds_what_the_budget_says(
+    opened: Opened, undo: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another prompt in every chunk, looked at while the most is held: before each commit."""
+    asked = params(realtime_causal_kv_cache_num_frames=6, realtime_causal_sink_size=1)
+    held: list[int] = []
+    advance = CausalState.advance
+
+    def noted(state: CausalState, chunk: Any, **more: Any) -> None:
+        held.append(state.host_nbytes())
+        advance(state, chunk, **more)
+
+    monkeypatch.setattr(CausalState, "advance", noted)
+    job = opened.job(asked, PICTURE, undo=undo)
+    for index in range(undo + 5):
+        opened.chunk(job, index, {**WALK, "prompt": f"prompt {index}"}, frames=True)
+    budget = opened.pipeline.undo_bytes(asked, undo=undo, device=torch.device("cpu"))
+    assert max(held) == budget
+    assert (budget > 0) == (undo > 0)
+    pinned = opened.pipeline.undo_bytes(asked, undo=undo, device=torch.device("cuda"))
+    assert budget <= pinned <= 2 * budget
 
 
 def test_every_tensor_is_made_where_the_work_is_done(tiny: Path) -> None:

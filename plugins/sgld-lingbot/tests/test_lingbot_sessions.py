@@ -69,10 +69,10 @@ class Sessions:
         values = {"kind": kind, "control": control, "event_id": event_id}
         self.executor.command(SessionCommand(id, "event", 0, values))
 
-    def ask(self, session: str, kind: Any, **values: Any) -> SessionReport:
+    def ask(self, session: str, command: Any, /, **values: Any) -> SessionReport:
         """Command a session and wait for the answer."""
         number = next(self._numbers)
-        self.executor.command(SessionCommand(session, kind, number, values))
+        self.executor.command(SessionCommand(session, command, number, values))
         report = self._wait(lambda row: row.session_id == session and row.number == number)
         assert not report.code, report
         return report
@@ -175,6 +175,15 @@ def test_events_take_effect_with_the_next_chunk(sessions: Sessions) -> None:
     assert sessions.chunk("right").event_id == 8
     for id in ("left", "right"):
         sessions.ask(id, "close")
+
+
+def test_a_prompt_before_the_first_chunk_is_promised_for_the_second(sessions: Sessions) -> None:
+    sessions.open("early")
+    control = LingBotAdapter.read_event("prompt", "fog")
+    answer = sessions.ask("early", "event", kind="prompt", control=control, event_id=3)
+    assert answer.values["chunk"] == 1
+    assert [sessions.chunk("early").event_id for _ in range(2)] == [None, 3]
+    sessions.ask("early", "close")
 
 
 def test_rewind_fork_and_snapshot_repeat_what_was_made(sessions: Sessions) -> None:

@@ -13,6 +13,7 @@ from sgld.api.errors import ParameterError
 from sgld.params.merge import Layer, build
 from sgld.params.requests import prepare
 from sgld_wan.causal_params import LongLive2Params, WanCausalParams
+from sgld_wan.chunk_params import LONGEST_PROMPT
 
 FAMILIES = (WanCausalParams, LongLive2Params)
 
@@ -129,13 +130,64 @@ def test_prompt_and_shots_are_one_thing() -> None:
     assert problem.field == "prompt"
 
 
+@pytest.mark.parametrize("cls", FAMILIES)
+@pytest.mark.parametrize("kind", ["call", "flag"])
+@pytest.mark.parametrize("written", [[3, 2, 2], "3,2,2", "[3, 2, 2]", " [3,2 ,2] "])
+def test_counts_are_read_in_both_spellings(cls: Any, kind: Any, written: Any) -> None:
+    shots = json.dumps(SHOTS) if kind == "flag" else SHOTS
+    params = made(
+        cls, kind, num_frames="509" if kind == "flag" else 509, shot_prompts=shots,
+        shot_durations=written,
+    )  # fmt: skip
+    assert params.shot_durations == (3, 2, 2)
+
+
+def test_steps_are_read_in_both_spellings() -> None:
+    for kind in ("call", "flag"):
+        for written in ("1000,500", "[1000, 500]"):
+            params = made(WanCausalParams, kind, dmd_denoising_steps=written)
+            assert params.dmd_denoising_steps == (1000, 500)
+
+
+@pytest.mark.parametrize("cls", FAMILIES)
+def test_a_long_shot_is_refused_by_its_index(cls: Any) -> None:
+    longest = "a" * LONGEST_PROMPT
+    assert made(cls, shot_prompts=["a", longest]).shot_prompts[1] == longest
+    (problem,) = refused(cls, shot_prompts=["a", longest + "b"])
+    assert problem.field == "shot_prompts"
+    assert problem.message == "shot_prompts[1] has 32001 characters; the limit is 32000."
+
+
+@pytest.mark.parametrize("cls", FAMILIES)
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"shot_prompts": ["a", " "]}, "shot_prompts"),
+        ({"shot_prompts": ["a"] * 65}, "shot_prompts"),
+        ({"shot_prompts": "a", "chunks_per_shot": 2, "shot_durations": [1]}, "shot_prompts"),
+        ({"shot_prompts": ["a"] * 20, "shot_durations": [0]}, "shot_durations"),
+        ({"shot_prompts": ["a"] * 2, "shot_durations": "1,x"}, "shot_durations"),
+        ({"prompt": "a", "shot_durations": ""}, "shot_durations"),
+        ({"shot_prompts": ["a"] * 2, "shot_durations": "1,1", "fps": 0}, "fps"),
+    ],
+)
+def test_only_the_real_fault_is_named(cls: Any, values: dict[str, Any], field: str) -> None:
+    (problem,) = refused(cls, **values)
+    assert (problem.field, problem.value) == (field, values[field])
+
+
+def test_a_list_of_one_is_shown_as_a_list() -> None:
+    (problem,) = refused(WanCausalParams, shot_prompts=["a", "b"], shot_durations=[1])
+    assert str(problem).startswith("shot_durations=[1]: has 1 number for 2 shots.")
+
+
 @pytest.mark.parametrize(
     ("values", "field", "words"),
     [
         ({"shot_prompts": []}, "shot_prompts", "a list of 1 to 64 texts"),
         ({"shot_prompts": "a, b"}, "shot_prompts", "a list of 1 to 64 texts"),
         ({"shot_prompts": ["a", " "]}, "shot_prompts", "a list of 1 to 64 texts"),
-        ({"shot_prompts": ["a", "b"], "shot_durations": [1]}, "shot_durations", "1 numbers for 2"),
+        ({"shot_prompts": ["a", "b"], "shot_durations": [1]}, "shot_durations", "1 number for 2"),
         ({"shot_prompts": ["a", "b"], "shot_durations": [1, 0]}, "shot_durations", "at least 1"),
         (
             {"shot_prompts": ["a", "b"], "shot_durations": [9, 9]},

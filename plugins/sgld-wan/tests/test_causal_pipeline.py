@@ -408,8 +408,8 @@ BYTES: list[tuple[Any, Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("pipeline", "options", "asked"), BYTES)
-def test_state_holds_exactly_its_budget(pipeline: Any, options: Any, asked: Any) -> None:
+def bench(pipeline: Any, options: Any, asked: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """A pipeline with its golden network, its parameters and its modules."""
     wide = pipeline is LongLive2Pipeline
     golden = drive.golden("longlive2" if wide else "selfforcing")
     stride = 16 if wide else 8
@@ -417,22 +417,88 @@ def test_state_holds_exactly_its_budget(pipeline: Any, options: Any, asked: Any)
     # The decoder must have the channels of the network, whatever its statistics are.
     config = {**light["vae_config"], "z_dim": golden.network.config.out_channels}
     light["vae_config"] = config
-    table = torch.randn(3, 16, golden.about["config"]["text_dim"])
+    table = torch.randn(10, 16, golden.about["config"]["text_dim"])
     modules = {
         "transformer": golden.network,
         "text_encoder": drive.text_states(table),
         "vae": Vae({**config, "latents_mean": None, "latents_std": None}).eval(),
     }
     asked = {"prompt": "p0", **asked, "max_sequence_length": 16}
-    params = options(height=32, width=64, **asked)
-    made = pipeline(light)
-    job = drive.new_job(params, light)
+    return pipeline(light), options(height=32, width=64, **asked), modules
+
+
+@pytest.mark.parametrize(("pipeline", "options", "asked"), BYTES)
+def test_state_holds_exactly_its_budget(pipeline: Any, options: Any, asked: Any) -> None:
+    made, params, modules = bench(pipeline, options, asked)
+    job = drive.new_job(params, made.parts)
     run = drive.chunks(made, job, modules, frames=True)
     most = 0
     with torch.no_grad():
         for _ in run:
             most = max(most, job.slots.state.nbytes())
     assert most == made.state_bytes(params)
+
+
+UNDO: list[tuple[Any, Any, dict[str, Any], bool]] = [
+    (WanCausalDMDPipeline, WanCausalParams, {"window_latents": 4}, True),
+    (WanCausalDMDPipeline, WanCausalParams, {"window_latents": 7, "sink_latents": 1}, True),
+    (WanCausalDMDPipeline, WanCausalParams, {}, False),  # nothing is ever overwritten
+    (
+        WanCausalDMDPipeline,
+        WanCausalParams,
+        {"window_latents": 5, "sink_latents": 1, "refill_history": True},
+        True,
+    ),
+    (
+        LongLive2Pipeline,
+        LongLive2Params,
+        {
+            "chunk_latents": 2,
+            "window_latents": 7,
+            "sink_latents": 2,
+            "guidance_scale": 2.0,
+            "negative_prompt": "n1",
+        },
+        False,  # the text that is guided away from does not change
+    ),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "options", "asked", "exact"), UNDO)
+def test_undo_holds_no_more_than_its_budget(
+    pipeline: Any,
+    options: Any,
+    asked: dict[str, Any],
+    exact: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With another prompt in every chunk, looked at while the most is held: before each commit."""
+    undo = 2
+    asked = {"num_frames": 69, "shot_prompts": tuple(f"p{n}" for n in range(6)), **asked}
+    made, params, modules = bench(pipeline, options, asked)
+    if "refill_history" not in asked:
+        monkeypatch.setattr(pipeline, "_refills", lambda self, params: False)
+    monkeypatch.setattr(pipeline, "controls", lambda self, params, index: {"prompt": f"p{index}"})
+    held: list[int] = []
+    advance = CausalState.advance
+
+    def noted(state: CausalState, chunk: Any, **more: Any) -> None:
+        held.append(state.host_nbytes())
+        advance(state, chunk, **more)
+        held.append(state.host_nbytes())
+
+    monkeypatch.setattr(CausalState, "advance", noted)
+    job = drive.new_job(params, made.parts)
+    job.slots.undo = undo
+    with torch.no_grad():
+        assert sum(1 for _ in drive.chunks(made, job, modules, frames=True)) >= 6
+    budget = made.undo_bytes(params, undo=undo, device=torch.device("cpu"))
+    assert max(held) <= budget
+    assert (max(held) == budget) == exact
+    assert max(held) >= budget / 4
+    assert made.undo_bytes(params, undo=0, device=torch.device("cpu")) == 0
+    pinned = made.undo_bytes(params, undo=undo, device=torch.device("cuda"))
+    assert budget <= pinned <= 2 * budget
 
 
 # -- checkpoints ----------------------------------------------------------------------------------

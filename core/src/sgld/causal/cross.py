@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sgld.causal.errors import StateError
+from sgld.causal.host import host_bytes
 from sgld.causal.kept import Kept
 
 KEY = "key"
@@ -39,6 +40,12 @@ def cross_bytes(shape: CrossShape) -> int:
     """Bytes that a `CrossCache` holds on its device once a text of `tokens` tokens is in it."""
     numbers = 2 * shape.batch * shape.tokens * shape.heads * shape.head_dim
     return shape.layers * numbers * shape.dtype.itemsize
+
+
+def cross_host_bytes(shape: CrossShape, undo: int) -> int:
+    """Bytes of host memory that `rollback` needs at most, with another text in every chunk."""
+    row = host_bytes(cross_bytes(shape) // (2 * shape.layers), shape.device)
+    return (undo + 1) * 2 * shape.layers * row if undo else 0
 
 
 class CrossCache(Kept):

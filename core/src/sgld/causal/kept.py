@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sgld.causal.cache import Part
 from sgld.causal.errors import SnapshotError, StateError
-from sgld.causal.undo import synchronize, to_host
+from sgld.causal.host import host_bytes, synchronize, to_host
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name → sizes and dtype of a tensor."""
@@ -22,6 +22,13 @@ Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 def kept_bytes(shapes: Shapes) -> int:
     """Bytes that a `Kept` holds on its device once these tensors are in it."""
     return sum(prod(size) * dtype.itemsize for size, dtype in shapes.values())
+
+
+def kept_host_bytes(shapes: Shapes, undo: int, device: torch.device | str) -> int:
+    """Bytes of host memory that `rollback` needs at most where each of these tensors is replaced in
+    every chunk. One that is never replaced needs none."""
+    sizes = (prod(size) * dtype.itemsize for size, dtype in shapes.values())
+    return (undo + 1) * sum(host_bytes(size, device) for size in sizes) if undo else 0
 
 
 class Held:

@@ -17,11 +17,12 @@ from torch import Tensor
 from sgld.causal.books import Books, Run, runs
 from sgld.causal.cache import CausalCache
 from sgld.causal.errors import SnapshotError, StateError
+from sgld.causal.host import synchronize
 from sgld.causal.kv_shape import KvShape, kv_bytes, kv_host_bytes
 from sgld.causal.policies import Frame, Policy
 from sgld.causal.positions import Absolute, Positions
 from sgld.causal.slabs import Slabs
-from sgld.causal.undo import Step, synchronize
+from sgld.causal.undo import Step
 from sgld.causal.view import Segment, View, attend
 
 __all__ = ["KvCache", "KvShape", "attend", "kv_bytes", "kv_host_bytes"]

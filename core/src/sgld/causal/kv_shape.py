@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from sgld.causal.host import host_bytes
 from sgld.causal.policies import Policy
 
 
@@ -49,6 +50,7 @@ def kv_host_bytes(shape: KvShape, chunk: int, undo: int) -> int:
     """Bytes of host memory that `rollback` needs at most, for chunks of `chunk` frames.
 
     The open chunk may have overwritten as much as each committed one. A chunk that rewrites kept
-    frames (`KvCache.reopen`) adds those.
+    frames (`KvCache.reopen`) may overwrite all that the policy has room for.
     """
-    return (undo + 1) * chunk * shape.frame_bytes if undo else 0
+    row = host_bytes(shape.frame_bytes // shape.layers, shape.device)
+    return (undo + 1) * chunk * shape.layers * row if undo else 0

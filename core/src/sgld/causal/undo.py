@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from sgld.causal.books import Books
+from sgld.causal.host import to_host
 from sgld.causal.slabs import Slabs
 
 
@@ -48,18 +48,3 @@ class Step:
         """Host memory held."""
         rows = (row for layer in self.saved.values() for row in layer.values())
         return sum(row.untyped_storage().nbytes() for row in rows)
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory. From CUDA it is taken in stream order without waiting, into pinned
-    memory: whatever the same stream does next sees it done, and so does the way back."""
-    if tensor.device.type != "cuda":
-        return tensor.to("cpu", copy=True).contiguous()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
-
-
-def synchronize(device: torch.device | str) -> None:
-    """Wait until copies to the host are there, before they are read back."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)

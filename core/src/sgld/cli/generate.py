@@ -1,7 +1,7 @@
 """`sgld generate`: from prompts to files, with the engine in this process.
 
 Everything that can be wrong is found before a weight is read. Exit codes: 0 all done, 1 some
-requests failed, 2 wrong usage (nothing was written), 130 stopped by Ctrl-C.
+requests failed, 2 wrong usage (nothing was written), 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.console import Console
 from sgld.api.errors import ParameterError, Problem, SgldError
 from sgld.cli.flags import EXTRA, FlagCommand, flag_layer, with_options
 from sgld.cli.progress import make_reporter
+from sgld.cli.signals import Terminated, terminable
 from sgld.params.merge import Layer
 from sgld.params.output import OutputOptions
 from sgld.params.sampling import Guided, ImageParams, TakesImage, VideoParams
@@ -99,18 +100,20 @@ def _generate(
             param=param or [],
             sizes=[name for name, wanted in shortcuts.items() if wanted],
         )
-        code = _run(
-            layers, print_config=print_config, dry_run=dry_run, quiet=quiet, as_json=as_json
-        )
+        with terminable():
+            code = _run(
+                layers, print_config=print_config, dry_run=dry_run, quiet=quiet, as_json=as_json
+            )
     except SgldError as error:
         if ctx.find_root().params.get("debug") or os.environ.get("SGLD_DEBUG", "") not in ("", "0"):
             traceback.print_exc()
         show_error(error, as_json=as_json)
         raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        code = 143 if isinstance(interrupt, Terminated) else 130
         typer.echo("stopped", err=True)
-        _leave(running)
-        raise typer.Exit(130) from None
+        _leave(running, code)
+        raise typer.Exit(code) from None
     if code:
         raise typer.Exit(code)
 
@@ -215,7 +218,7 @@ def _opened(plan: Any, progress: Callable[[str, int, int], None]) -> Iterator[An
     model.close()
 
 
-def _leave(before: set[threading.Thread]) -> None:
+def _leave(before: set[threading.Thread], code: int) -> None:
     """End the process now when an engine of this run is still busy.
 
     A thread that loads or computes cannot be interrupted from outside, and when the interpreter
@@ -225,7 +228,7 @@ def _leave(before: set[threading.Thread]) -> None:
     if any(thread.name in ("sgld-engine", "sgld-close") for thread in busy):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(130)
+        os._exit(code)
 
 
 def _generate_all(settings: Settings, *, quiet: bool, as_json: bool) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sgld.media import saving
 from sgld.media.growing import GROWS, GrowingVideo
-from sgld.media.names import output_name, reserve
+from sgld.media.names import reserve_part
+from sgld.media.sidecar import SIDECAR_SUFFIX
 from sgld.messages import Event, Output
 from sgld.params.output import OutputOptions
 
@@ -29,14 +30,11 @@ class Parts:
         """Write what a `frames` event brings; the file, or None where none can grow.
 
         `params`, `seed` and `count` are the request's parameters, the output's seed and how many
-        outputs the request has. Raises SgldError when it cannot be written; there is no growing
-        file then.
+        outputs the request has. Raises SgldError when it cannot be written; the file is gone then.
         """
         frames = np.asarray(event.frames)
         key = (event.request_id, event.index)
         if key not in self._files:
-            if event.step > 1:  # an earlier part could not be written
-                return None
             growing = self._open(event, frames, params, seed, count)
             if growing is None:
                 return None
@@ -81,23 +79,23 @@ class Parts:
         )
         if not options.save_output or kind.name not in GROWS:
             return None
-        if options.output_file_name is not None:
-            number = f"_{event.index}" if count > 1 else ""
-            stem = PurePath(options.output_file_name).stem + number
-        else:
-            now = datetime.now().astimezone()
-            made = output_name(
-                params.prompt,
-                index=event.index,
-                count=count,
-                seed=seed,
-                extension=kind.extension,
-                digest="",
-                now=now,
-            )
-            stem = PurePath(made).stem
-        name = f"{stem}.part{kind.extension}"
-        path = reserve(Path(options.output_path), name)
+        # Chosen once, for the finished file too: at the end time and parameters are others.
+        wanted = saving.name_of(
+            kind,
+            options.output_file_name,
+            prompt=params.prompt,
+            index=event.index,
+            count=count,
+            seed=seed,
+            parameters=params.model_dump(mode="json"),
+            now=datetime.now().astimezone(),
+        )
+        path, name = reserve_part(
+            Path(options.output_path),
+            wanted,
+            options.overwrite,
+            companions=(SIDECAR_SUFFIX, *([saving.LATENTS_SUFFIX] if options.save_latents else [])),
+        )
         try:
             return GrowingVideo(
                 path,
@@ -107,6 +105,7 @@ class Parts:
                 format=kind.name,
                 quality=options.output_quality,
                 preset=options.x264_preset,
+                becomes=name,
             )
         except BaseException:
             path.unlink(missing_ok=True)

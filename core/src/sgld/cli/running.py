@@ -1,13 +1,9 @@
-"""Driving a loaded model: events to progress, outputs to files, Ctrl-C to a clean stop."""
+"""Driving a loaded model: events to progress, outputs to files, signals to a clean stop."""
 
 from __future__ import annotations
 
 import io
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from sgld.api.errors import ParameterError, SgldError
 from sgld.cli.parts import Parts
 from sgld.cli.progress import Reporter
 from sgld.cli.settings import Settings
+from sgld.cli.signals import stop_on_signals
 from sgld.media import saving
 from sgld.media.names import reserve
 from sgld.media.writing import write_bytes
@@ -31,43 +28,13 @@ class Tally:
     done: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     cancelled: set[str] = field(default_factory=set)
-    stopped: bool = False
+    signal: int = 0
+    """The signal that stopped the run; 0 for none."""
 
     @property
     def exit_code(self) -> int:
-        """0, 1 when some failed, or 130 when the run was stopped."""
-        return 130 if self.stopped else 1 if self.failed else 0
-
-
-class Stop:
-    """Whether Ctrl-C was pressed."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-
-
-@contextmanager
-def stop_on_interrupt(cancel: Callable[[], None]) -> Iterator[Stop]:
-    """The first SIGINT calls `cancel` on a thread, the second raises KeyboardInterrupt.
-
-    On a thread, because the interrupted main thread may hold the very lock that `cancel` needs.
-    """
-    stop = Stop()
-
-    def handle(number: int, frame: Any) -> None:
-        if stop.wanted:
-            raise KeyboardInterrupt
-        stop.wanted = True
-        threading.Thread(target=cancel, name="sgld-stop", daemon=True).start()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
+        """0, 1 when some failed, or when the run was stopped 130 (Ctrl-C) or 143 (SIGTERM)."""
+        return 128 + self.signal if self.signal else 1 if self.failed else 0
 
 
 class Run:
@@ -81,14 +48,18 @@ class Run:
         self.tally = Tally()
         self._numbers = {request.id: i for i, request in enumerate(settings.requests)}
         self._parts = Parts(settings.output.params)
+        self._given_up: set[str] = set()
+        self._to_cancel: list[str] = []
 
     def drive(self, model: Any) -> Tally:
-        """Run until every request has ended; Ctrl-C cancels those that have not."""
+        """Run until every request has ended; Ctrl-C and SIGTERM cancel those that have not."""
         try:
-            with stop_on_interrupt(lambda: self._cancel(model)) as stop:
+            with stop_on_signals(lambda: self._cancel(model)) as stop:
                 for event in model.run(self.settings.requests):
                     self.handle(event)
-                self.tally.stopped = stop.wanted
+                    while self._to_cancel:
+                        model.cancel(self._to_cancel.pop())
+                self.tally.signal = stop.signal
         finally:
             self._parts.discard()
         return self.tally
@@ -100,7 +71,9 @@ class Run:
                 model.cancel(request.id)
 
     def handle(self, event: Event) -> None:
-        """Show, save or count one event."""
+        """Show, save or count one event; of a request that was given up nothing more is shown."""
+        if event.request_id in self._given_up:
+            return
         label = f"[{self._numbers[event.request_id] + 1}/{len(self._numbers)}]"
         self.reporter.event(event, label)
         if event.kind == "output" and event.output is not None:
@@ -187,8 +160,10 @@ class Run:
         try:
             path = self._parts.add(event, one.params, one.seeds[event.index], len(one.seeds))
         except SgldError as error:
-            # The clip itself is still to come, and is then saved as a whole.
-            self.reporter.say(f"{label} this part is not written yet: {error}")
+            # What cannot be written now could not be written in the end: computing on is waste.
+            self._given_up.add(event.request_id)
+            self._to_cancel.append(event.request_id)
+            self._fail(event.request_id, error.code, str(error), label)
             return
         if path is None:
             return

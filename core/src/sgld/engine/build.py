@@ -19,6 +19,7 @@ from sgld.engine.residency.store import ComponentStore, Mode
 from sgld.engine.sessions.opening import SessionSettings
 from sgld.memory import Weight
 from sgld.messages import Event
+from sgld.platforms.cpu import CpuPlatform
 from sgld.platforms.platform import Platform
 from sgld.plugins.catalog import load_target
 from sgld.plugins.choose import choose_platform
@@ -32,6 +33,9 @@ log = structlog.get_logger("sgld.engine")
 SESSION_SHARE: Final = 0.75
 """Part of the memory that is free after loading which sessions may hold, unless the user says how
 much; the rest is for what a forward needs while it runs."""
+UNDO_SHARE: Final = 0.5
+"""Part of the host memory that is available after loading which the chunks that sessions can take
+back may hold; the rest is for frames, for weights on their way, and for everybody else."""
 
 
 def build_engine(
@@ -92,7 +96,10 @@ def session_settings(
         "pipeline": plan.spec.id,
         **{f"precision.{name}": str(dtype) for name, dtype in sorted(dtypes.items())},
     }
-    return SessionSettings(adapters, identity, memory, options.max_sessions)
+    undo = None  # on the CPU a state and its past are in the same memory
+    if platform.torch_device.type != "cpu":
+        undo = int(CpuPlatform().memory().free * UNDO_SHARE)
+    return SessionSettings(adapters, identity, memory, options.max_sessions, undo)
 
 
 def weigh(plan: ModelPlan) -> dict[str, Weight]:

@@ -46,6 +46,9 @@ class CausalPipeline(Pipeline):
     frames_per_latent: ClassVar[int] = 1
     """Frames that a latent frame decodes to; the very first latent frame gives one."""
 
+    state_fields: ClassVar[tuple[str, ...]] = ("num_frames", "width", "height")
+    """Parameters that decide how large `state` is: named when a request's can never fit."""
+
     cache_policy: Entry[CacheSpec] | None = None
     """What the user picked among `PipelineSpec.caches`; a family passes it with its own policy to
     `sgld.engine.cache_policy.remake`."""
@@ -78,6 +81,12 @@ class CausalPipeline(Pipeline):
     @abstractmethod
     def state_bytes(self, params: Any, *, undo: int = 0) -> int:
         """What `state` will hold on the device at most, computed from configurations alone."""
+
+    def undo_bytes(self, params: Any, *, undo: int, device: torch.device) -> int:
+        """What `state` will hold in host memory at most (`CausalState.host_nbytes`) so that `undo`
+        chunks can be taken back; never falls with `undo`, 0 for 0. `device`: where the state lives,
+        since what is copied from a GPU takes more there (`sgld.causal.host.host_bytes`)."""
+        return 0
 
     def controls(self, params: Any, index: int) -> Mapping[str, Any]:
         """What a request wants from chunk `index`; a session asks its adapter instead."""

@@ -21,6 +21,7 @@ import structlog
 import torch
 
 from sgld.api.errors import RequestError, SgldError
+from sgld.engine.admission import Line, Queued
 from sgld.engine.batching import BatchLimit
 from sgld.engine.causal import CausalPipeline
 from sgld.engine.delivery import make_output
@@ -94,7 +95,6 @@ class Engine:
         memo = Memo(settings.memo_bytes)
         self._forwards = Forwards(store, device, limit, memo, self._fault)
         self._open: dict[str, Entry] = {}
-        self._queued: deque[tuple[Entry, int]] = deque()
         self._ready: deque[tuple[Entry, Running]] = deque()
         self._turns = Turns()
         self._wake: Callable[[], None] | None = None
@@ -110,6 +110,7 @@ class Engine:
                 wake=self._woken,
                 clock=clock,
             )
+        self._queued = Line(pipeline, self.sessions.budget if self.sessions else None)
 
     @property
     def forwards(self) -> dict[str, int]:
@@ -141,10 +142,9 @@ class Engine:
             if not request.seeds:
                 raise RequestError("the request has no seed", code="invalid_parameter")
             entry.params = self._validate(request.params)
+            self._queued.add(entry)
         except Exception as error:
             self._fail(entry, error, "")
-            return
-        self._queued.extend((entry, index) for index in range(len(request.seeds)))
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request: no further call of it runs and its state is freed. False if unknown."""
@@ -172,9 +172,10 @@ class Engine:
     @torch.inference_mode()
     def turn(self) -> bool:
         """Admit what fits and run one forward. False when there was nothing to do."""
+        if self.sessions is not None:
+            self.sessions.collect()  # what has ended may have left memory for who waits
         self._admit()
         if self.sessions is not None:
-            self.sessions.collect()
             urgent = self.sessions.next()
             if urgent is not None:
                 session, hungry = urgent
@@ -211,21 +212,26 @@ class Engine:
         self._forwards.close()
 
     def _admit(self) -> None:
-        while self._queued and len(self._ready) < self._settings.max_running:
-            entry, index = self._queued.popleft()
-            entry.start()
-            if not entry.closed:
-                self._begin(entry, index)
+        while len(self._ready) < self._settings.max_running:
+            item = self._queued.take()
+            if item is None:
+                return
+            item.entry.start()
+            if item.entry.closed:
+                self._queued.release([item])
+            else:
+                self._begin(item)
 
-    def _begin(self, entry: Entry, index: int) -> None:
+    def _begin(self, item: Queued) -> None:
+        entry = item.entry
         running: Running | None = None
         try:
             stages = list(self._pipeline.stages(entry.params))
             check_chain(stages)
             job = Job(
-                id=f"{entry.request.id}#{index}",
+                id=f"{entry.request.id}#{item.index}",
                 request=entry.request,
-                index=index,
+                index=item.index,
                 params=entry.params,
                 device=self._device,
                 parts=self._pipeline.parts,
@@ -233,10 +239,12 @@ class Engine:
                 show=entry.preview,
                 give=entry.part,
             )
-            running = Running(job, stages, entry.stage)
+            running = Running(job, stages, entry.stage, lambda: self._queued.release([item]))
             entry.running.append(running)
             running.start()
         except Exception as error:
+            if running is None:
+                self._queued.release([item])
             self._fail(entry, error, running.stage if running else "")
             return
         self._place(entry, running)
@@ -301,7 +309,7 @@ class Engine:
         """Take a request out of everything and free its state."""
         entry.closed = True
         del self._open[entry.request.id]
-        self._queued = deque(item for item in self._queued if item[0] is not entry)
+        self._queued.drop(entry)
         self._ready = deque(item for item in self._ready if item[0] is not entry)
         jobs, entry.running = entry.running, []
         for running in jobs:

@@ -23,7 +23,8 @@ class Running:
     """Drives one job's generators: holds the calls it waits for and resumes it with results.
 
     `finished`: every stage has run to its end. `closed`: its state is freed; whatever is asked of
-    it then does nothing. `on_stage` is told `(job, stage, seconds)` at the end of each stage.
+    it then does nothing. `on_stage` is told `(job, stage, seconds)` at the end of each stage;
+    `on_freed` that the state is freed, maybe more than once.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Running:
         job: Job,
         stages: Sequence[Stage],
         on_stage: Callable[[Job, str, float], None],
+        on_freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.job = job
         self.timings: dict[str, float] = {}
@@ -38,6 +40,7 @@ class Running:
         self.closed = False
         self._stages = list(stages)
         self._on_stage = on_stage
+        self._on_freed = on_freed
         self._position = -1
         self._run: StageRun | None = None
         self._inside = False
@@ -97,6 +100,7 @@ class Running:
         if run is not None:
             _shut(run, self.job.id)
         self.job.free()
+        self._on_freed()
 
     def _drive(self, value: Any) -> None:
         while not self.closed:

@@ -49,6 +49,7 @@ class GrowingVideo:
         format: `mp4` or `webm`.
         quality: 0..100 or a word.
         preset: speed of the encoder.
+        becomes: what the file is to be called when it is complete, for `save_output`.
 
     Raises:
         ParameterError: a wrong format, rate, quality, preset or size; there is no file then.
@@ -65,12 +66,13 @@ class GrowingVideo:
         format: str = "mp4",
         quality: Quality | None = None,
         preset: str | None = None,
+        becomes: str = "",
     ) -> None:
         kind = find_format(format, moving=True)
         if kind.name not in GROWS:
             allowed = " or ".join(sorted(GROWS))
             raise refuse("output_format", kind.name, "cannot be written bit by bit.", allowed)
-        self.path, self.frames = path, 0
+        self.path, self.becomes, self.frames = path, becomes, 0
         self._kind, self._given = kind, (height, width)
         self._padded = kind.even and bool(height % 2 or width % 2)
         if self._padded:

@@ -4,6 +4,7 @@
     check_file_name(name)           a name from a user, refused if it could escape or confuse
     hold(folder, name, ...)         claim it (context manager; released again on any error)
     reserve(folder, name, ...)      the same without the context manager
+    reserve_part(folder, name, ...) claim `name.part.mp4`, for what will be `name.mp4` when complete
 
 A claim creates an empty file with O_EXCL (or a folder with mkdir), which is atomic between
 threads and processes; a taken name becomes `name-2.mp4`, `name-3.mp4`, …
@@ -27,6 +28,8 @@ from sgld.media.writing import explain, output_folder
 MAX_NAME_BYTES = 255
 # Files that may stand beside an output share its stem, so the longest ending sets the limit.
 LONGEST_SUFFIX = ".safetensors"
+PART = ".part"
+"""Stands before the ending of a file that grows."""
 MAX_STEM_BYTES = MAX_NAME_BYTES - len(LONGEST_SUFFIX)
 # Long enough to recognise a prompt, short enough for a listing; the whole prompt is in metadata.
 PROMPT_CHARACTERS = 80
@@ -179,7 +182,37 @@ def reserve(
                 return paths[0]
         except OSError as error:
             raise explain(error, paths[0]) from error
-    raise SgldError(
+    raise _crowded(folder, name)
+
+
+def reserve_part(
+    folder: Path, name: str, overwrite: bool = False, *, companions: Sequence[str] = ()
+) -> tuple[Path, str]:
+    """Claim the place of a file that grows, `NAME.part.mp4`, and say what it will be called when it
+    is complete, `NAME.mp4`: a `NAME` of which neither exists, nor a companion.
+
+    Only the growing file is claimed, so the other name is free until somebody else takes it. With
+    `overwrite` the complete file is called `name`, whatever exists. Arguments as for `reserve`.
+    """
+    stem, suffix = _split(check_file_name(name))
+    folder = output_folder(folder)
+    for number in range(1, _MOST_CLAIMS):
+        tail = f"-{number}" if number > 1 else ""
+        base = cut_bytes(stem, MAX_STEM_BYTES - len(tail)) + tail
+        endings = () if overwrite else (suffix, *companions)
+        if any(os.path.lexists(folder / (base + ending)) for ending in endings):
+            continue
+        part = folder / f"{base}{PART}{suffix}"
+        try:
+            if _claim([part], False):
+                return part, name if overwrite else base + suffix
+        except OSError as error:
+            raise explain(error, part) from error
+    raise _crowded(folder, name)
+
+
+def _crowded(folder: Path, name: str) -> SgldError:
+    return SgldError(
         f"{folder} already holds {_MOST_CLAIMS} files called {name}.",
         code="write_failed",
         remedy="Choose another output_file_name or output_path.",

@@ -94,7 +94,7 @@ def save_output(
         count: outputs of this request; more than one adds `_index` to the name.
         now: time for the name and the record; the clock by default.
         growing: the output's frames, encoded already with this format, quality and preset; its file
-            is gone afterwards.
+            is gone afterwards. What it `becomes`, if it says so, is the name.
 
     Raises:
         ParameterError: wrong name, format, quality or preset; nothing was written.
@@ -116,18 +116,17 @@ def save_output(
     number = formats.quality_number(quality, moving=kind.moving)
     preset = formats.check_preset(preset)
     latents = _latents(output, save_latents)
-    if file_name is None:
-        name = output_name(
-            prompt,
-            index=output.index,
-            count=count,
-            seed=output.seed,
-            extension=kind.extension,
-            digest=_digest(output),
-            now=now,
-        )
-    else:
-        name = _explicit_name(file_name, kind, output.index, count)
+    name = growing.becomes if growing is not None else ""
+    name = name or name_of(
+        kind,
+        file_name,
+        prompt=prompt,
+        index=output.index,
+        count=count,
+        seed=output.seed,
+        parameters=output.parameters,
+        now=now,
+    )
     folder_format = not kind.extension
     wanted = {SIDECAR_SUFFIX: sidecar, LATENTS_SUFFIX: save_latents}
     endings = tuple(ending for ending, asked in wanted.items() if asked)
@@ -149,6 +148,32 @@ def save_output(
         }
         beside = write_sidecar(path, record) if sidecar else None
     return Saved(path, beside, latents_path, *written, kind.name, tuple(record["warnings"]))
+
+
+def name_of(
+    kind: Format,
+    file_name: str | None,
+    *,
+    prompt: str,
+    index: int,
+    count: int,
+    seed: int,
+    parameters: Mapping[str, Any],
+    now: datetime,
+) -> str:
+    """What an output's file is called where nothing of that name exists: as the user says, or made
+    from the prompt, the time, the seed and a hash of the parameters; see `save_output`."""
+    if file_name is not None:
+        return _explicit_name(file_name, kind, index, count)
+    return output_name(
+        prompt,
+        index=index,
+        count=count,
+        seed=seed,
+        extension=kind.extension,
+        digest=_digest(parameters, seed),
+        now=now,
+    )
 
 
 def check_saving(
@@ -221,8 +246,8 @@ def _latents(output: Output, wanted: bool) -> np.ndarray | None:
     return np.ascontiguousarray(output.latents)
 
 
-def _digest(output: Output) -> str:
-    text = to_json({"parameters": output.parameters, "seed": output.seed})
+def _digest(parameters: Mapping[str, Any], seed: int) -> str:
+    text = to_json({"parameters": parameters, "seed": seed})
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:8]
 
 

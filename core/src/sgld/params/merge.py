@@ -92,7 +92,8 @@ class _Slot(NamedTuple):
     def shown(self) -> Any:
         given = self.layer.values.get(self.name, self.value)
         # A flag that may be repeated is a list; given once, show what was typed.
-        return given[0] if isinstance(given, list) and len(given) == 1 else given
+        once = self.layer.kind == "flag" and isinstance(given, list) and len(given) == 1
+        return given[0] if once else given
 
     def problem(self, message: str, remedy: str = "", code: str = "invalid_value") -> Problem:
         field = self.layer.spell(self.name)
@@ -235,7 +236,8 @@ def _field_problem(
         return Problem(spelled, None, f"is required: {field.description}", "", "missing_parameter")
     message = f"must be {rule(field)}."
     if entry["type"] == "value_error":
-        message = str(entry["ctx"]["error"]).rstrip(".") + "."
+        message = str(entry["ctx"]["error"]).rstrip(".")
+        message += "" if message.endswith(("?", "!")) else "."
     remedy = ""
     if entry["type"] == "literal_error" and isinstance(slots[name].value, str):
         remedy = did_you_mean(slots[name].value, literals(cls, name), limit=0)

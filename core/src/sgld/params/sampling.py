@@ -76,6 +76,9 @@ class SamplingParams(Options):
     """Name of a field that is told how many input pictures there are; empty: there is none."""
     takes_mask: ClassVar[bool] = False
     """A mask may say which part of the first input picture changes (inpainting)."""
+    shows_previews: ClassVar[bool] = True
+    """Decoded previews may show what the result looks like so far; without, asking for them is
+    answered with a warning."""
     guidance: ClassVar[str] = "none"
     """How the family is guided: `none`, `cfg` (two passes) or `embedded` (a scalar input)."""
 

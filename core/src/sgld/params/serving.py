@@ -198,8 +198,9 @@ class ServingOptions(Options):
     )
     session_memory: float | None = option(
         None,
-        "Device memory for the states of all realtime sessions; without a number, three quarters "
-        "of what is free after loading. A session whose state does not fit is refused.",
+        "Device memory for the states of all realtime sessions and causal requests; without a "
+        "number, three quarters of what is free after loading. A session whose state does not fit "
+        "is refused, a request waits. On the CPU also for what sessions can take back.",
         unit="GiB",
         gt=0,
         le=100_000,

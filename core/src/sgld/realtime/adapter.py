@@ -76,7 +76,12 @@ class RealtimeAdapter(ABC):
 
     @abstractmethod
     def apply(self, kind: str, control: Mapping[str, Any], event_id: int | None) -> None:
-        """Take a control that `read_event` gave; it is seen from the next chunk on."""
+        """Take a control that `read_event` gave; it is seen from `first_chunk` on."""
+
+    def first_chunk(self, kind: str, control: Mapping[str, Any], next: int) -> int:
+        """Index of the first chunk that can see a control which was just applied; `next` is that of
+        the first chunk that has not begun."""
+        return next
 
     @abstractmethod
     def sample(self, chunk: Chunk) -> Sampled:

@@ -6,9 +6,9 @@ Events come in two forms, and either takes the place of the other:
     script    a list of levels, one per control step, played once in order
     state     transitions of a held level: what was pressed or let go since the last event
 
-`read_actions` checks an event and gives it as JSON values; `ActionQueue` holds what has come and
-hands out the levels of one chunk. A model family chooses the tokens, the limits and how many steps
-a chunk has. Never imports torch.
+`read_actions` checks such an event and gives it as JSON values; `ActionQueue` holds what has come
+and hands out the levels of one chunk. A model family chooses the tokens, the limits and how many
+steps a chunk has. `read_prompt` checks the text of a prompt event. Never imports torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from sgld.api.errors import ParameterError, Problem
 
 Level = tuple[str, ...]
 NEUTRAL: Final[Level] = ()
+MAX_PROMPT: Final = 32_000
+"""Characters of a prompt, in an init, an event and every other request to a server."""
 STATE_KEYS: Final = ("mode", "transitions")
 TRANSITION_KEYS: Final = ("actions", "client_ts_ms")
 
@@ -50,6 +52,20 @@ class Levels(NamedTuple):
 
     actions: list[Level] | None
     event_id: Any
+
+
+def read_prompt(value: Any, *, field: str = "prompt") -> str:
+    """Check the text of a prompt event.
+
+    Raises:
+        ParameterError: it is no text, empty, or longer than `MAX_PROMPT` characters.
+    """
+    if isinstance(value, str) and len(value) > MAX_PROMPT:
+        text = f"has {len(value)} characters; the limit is {MAX_PROMPT}."
+        raise ParameterError([Problem(field, None, text, "Send a shorter text.")])
+    if not isinstance(value, str) or not value.strip():
+        raise ParameterError([Problem(field, value, "must be text that is not empty.")])
+    return value
 
 
 def read_actions(

@@ -30,6 +30,8 @@ class SessionOptions:
         on_full: `block` generation while the queue is full, or `drop`: generate on, keep the newest
             chunk until the reader has room, and leave out those between.
         rewind_chunks: how many chunks `rewind` can take back.
+        ahead: of these, how many the user did not ask for: chunks that wait to be seen. A refusal
+            tells numbers without them.
         free_running: generate on; False: only on `step`.
     """
 
@@ -37,6 +39,7 @@ class SessionOptions:
     queue_chunks: int = 2
     on_full: Literal["block", "drop"] = "block"
     rewind_chunks: int = 0
+    ahead: int = 0
     free_running: bool = True
 
 
@@ -104,7 +107,8 @@ class SessionReport:
         values:
             opened: `width`, `height`, `fps`, `chunk_latents` (latent frames of an ordinary chunk),
             `first_frames` and `chunk_frames` (frames of chunk 0 and of the others), `chunk` (the
-            one that comes next), `bytes` (reserved), `live` (sessions);
+            one that comes next), `bytes` (reserved on the device), `undo_bytes` (reserved of host
+            memory for `rewind`), `live` (sessions);
             answer: `chunk`, the index of the chunk that comes next (`event`: the first one that
             can see it, `step`: the one it makes, `rewind`: the one it went back to); `snapshot`:
             `snapshot` (bytes); `fork`: `id`;
@@ -112,7 +116,7 @@ class SessionReport:
             on the device), `dropped` (chunks left out since the last one);
             closed: `reason`: `closed`, `complete` (max_chunks), or `failed` with a code;
             a refusal: what is known of `field`, `retry_after` (seconds), `live`, `needed`, `free`
-            (bytes).
+            (bytes), `fits` (the largest `rewind_chunks` that there is room for).
         code: why it was refused, or ended; empty: all is well, or the client asked for the end.
         message: the same in a sentence.
     """
@@ -129,8 +133,10 @@ class SessionReport:
 
 
 Codes = Literal[
-    "busy", "session_not_found", "session_exists", "invalid_parameter", "invalid_command",
-    "invalid_event", "snapshot_mismatch", "snapshot_damaged", "engine_lost", "cancelled",
-    "non_finite_output", "out_of_memory", "stage_failed", "unsupported_feature", "internal_error",
+    "busy", "session_not_found", "session_complete", "session_exists", "invalid_parameter",
+    "invalid_command", "invalid_event", "snapshot_mismatch", "snapshot_damaged", "engine_lost",
+    "cancelled",
+    "non_finite_output", "out_of_memory", "rewind_too_large", "stage_failed", "unsupported_feature",
+    "internal_error",
 ]  # fmt: skip
 """Codes of refusals and ends that the engine itself gives; stages may bring their own."""

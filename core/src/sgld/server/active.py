@@ -15,7 +15,7 @@ from sgld.observe.tracing import RequestTrace
 from sgld.server.jobs.store import Job
 
 MOST_STEPS = 256
-MOST_PREVIEWS = 4
+MOST_LARGE = 4
 """What waits for a watcher that does not read; further steps, latents or chunks are left out."""
 
 
@@ -25,6 +25,38 @@ class JobEvent:
 
     job: Job
     event: Event | None = None
+
+
+class _Watcher:
+    """What waits for one who watches a job."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[JobEvent | None] = asyncio.Queue()
+        self._large = 0
+
+    def has_room_for(self, event: Event) -> bool:
+        """Whether an event may wait, too: few large ones, more of the others."""
+        if _is_large(event) and self._large >= MOST_LARGE:
+            return False
+        return self._queue.qsize() < MOST_STEPS
+
+    def put(self, happened: JobEvent | None) -> None:
+        """Have it wait; None is the end."""
+        self._large += _is_large(happened and happened.event)
+        self._queue.put_nowait(happened)
+
+    async def get(self) -> JobEvent | None:
+        """The next one."""
+        happened = await self._queue.get()
+        self._large -= _is_large(happened and happened.event)
+        return happened
+
+
+def _is_large(event: Event | None) -> bool:
+    """Frames of a chunk, or latents. Decoded previews are few: a request says how many it wants."""
+    if event is None:
+        return False
+    return event.kind == "frames" or (event.kind == "preview" and event.frames is None)
 
 
 @dataclass(slots=True)
@@ -51,7 +83,7 @@ class Active:
     work: asyncio.Task[None] | None = None
     task: asyncio.Task[None] | None = None
     accepted: float = field(default_factory=time.monotonic)
-    _watchers: list[asyncio.Queue[JobEvent | None]] = field(default_factory=list)
+    _watchers: list[_Watcher] = field(default_factory=list)
 
     def stop(self, reason: str) -> None:
         """Ask for its end; only the first reason counts, and what has ended stays as it is."""
@@ -63,28 +95,23 @@ class Active:
 
     def tell(self, event: Event | None = None) -> None:
         """Tell the watchers how the job is now; those that do not read miss something."""
-        for queue in self._watchers:
-            # Decoded previews are few: a request says how many it wants.
-            large = event is not None and (
-                event.kind == "frames" or (event.kind == "preview" and event.frames is None)
-            )
-            most = MOST_PREVIEWS if large else MOST_STEPS
-            if event is None or queue.qsize() < most:
-                queue.put_nowait(JobEvent(self.job, event))
+        for watcher in self._watchers:
+            if event is None or watcher.has_room_for(event):
+                watcher.put(JobEvent(self.job, event))
 
     def leave(self) -> None:
         """Nothing more will be told: the server has done with the job."""
-        for queue in self._watchers:
-            queue.put_nowait(None)
+        for watcher in self._watchers:
+            watcher.put(None)
 
     async def watch(self) -> AsyncIterator[JobEvent]:
         """What happens to the job, from now until the server has done with it."""
-        queue: asyncio.Queue[JobEvent | None] = asyncio.Queue()
-        self._watchers.append(queue)
+        watcher = _Watcher()
+        self._watchers.append(watcher)
         try:
             yield JobEvent(self.job)
-            while (happened := await queue.get()) is not None:
+            while (happened := await watcher.get()) is not None:
                 yield happened
         finally:
             with contextlib.suppress(ValueError):
-                self._watchers.remove(queue)
+                self._watchers.remove(watcher)

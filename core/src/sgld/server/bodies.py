@@ -20,6 +20,7 @@ from python_multipart.multipart import parse_options_header
 
 from sgld.media.images import MAX_PIXELS
 from sgld.params.server import ServerOptions
+from sgld.realtime.controls import MAX_PROMPT
 from sgld.server.errors import ApiError, body_too_large
 from sgld.server.forms import FormReader, UploadedFile, sort_parts
 from sgld.server.inlets import LARGE, REPEATABLE, take_media
@@ -56,7 +57,7 @@ class Limits:
     body_seconds: float = 120.0
     max_parts: int = 200
     max_field_bytes: int = 2**20
-    max_prompt: int = 32_000
+    max_prompt: int = MAX_PROMPT
     max_inputs: int = 16
     max_input_pixels: int = MAX_PIXELS
     max_pixels: int | None = None

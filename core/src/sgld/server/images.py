@@ -76,7 +76,7 @@ async def _images(services: Services, request: Request, kind: Kind, body: Body) 
     if prepared.output["stream"]:
         return await follow(services, job, kind)
     wanted = prepared.output["response_format"]
-    job = await _wait(services, request, job, stored=wanted == "url")
+    job = await _wait(services, request, job)
     answer = await _answer(services, request, job, wanted)
     if wanted == "url":
         return JSONResponse(answer)
@@ -84,14 +84,13 @@ async def _images(services: Services, request: Request, kind: Kind, body: Body) 
     return await services.files(JSONResponse, answer)
 
 
-async def _wait(services: Services, request: Request, job: Job, *, stored: bool) -> Job:
-    """Wait for the end of a job, or until the end is `stored`; a client that goes away takes its
-    job along.
+async def _wait(services: Services, request: Request, job: Job) -> Job:
+    """Wait for the end of a job; a client that goes away takes its job along.
 
     Raises:
         SgldError: the job failed, with its code.
     """
-    ended = asyncio.create_task(_last(services, job.id, stored))
+    ended = asyncio.create_task(_last(services, job.id))
     gone = asyncio.create_task(_gone(request))
     try:
         await asyncio.wait([ended, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -111,11 +110,13 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _last(services: Services, job_id: str, stored: bool) -> Job | None:
+async def _last(services: Services, job_id: str) -> Job | None:
+    """The job as it ended. Its file is kept by then; its record is written at the same time, and is
+    known to this server meanwhile."""
     job: Job | None = None
     async for happened in services.runner.watch(job_id):
         job = happened.job
-        if happened.job.status in ENDED and not stored:
+        if happened.job.status in ENDED:
             break
     return job
 

@@ -46,6 +46,11 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
 """Kind of request → how its tasks are called, and its address."""
 
 
+NO_PREVIEWS: Final = (
+    "partial_images has no effect: this model hands out its clip chunk by chunk instead."
+)
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """What validation needs to know of the served model.
@@ -131,6 +136,8 @@ def prepare_request(
         sizes = [(image.shape[1], image.shape[0]) for image in images]
         prepared = _fitted(prepared, sizes, sorting)
     warnings = [*body.warnings, *sorting.warnings, *prepared.built.notes]
+    if settings.as_dict().get("partial_images") and not cls.shows_previews:
+        warnings.append(NO_PREVIEWS)
     return PreparedRequest(prepared, settings.as_dict(), list(dict.fromkeys(warnings)), mask)
 
 

@@ -304,7 +304,7 @@ class Runner:
         ended = replace(job, **fields)
         self._account(active, ended)
         if job.kind == "image":
-            # Whoever is sent the picture itself need not wait for the store.
+            # Whoever waits for the picture need not wait for the store, too.
             active.job = ended
             active.tell()
         try:

@@ -47,7 +47,8 @@ class SessionRig:
         modules: its components.
         params: its parameter class.
         adapters: its realtime adapters; the first one is used.
-        memory: bytes for the states of all sessions.
+        memory: bytes for the states of all sessions and requests.
+        undo_memory: bytes of host memory for the chunks to take back; None: out of `memory`.
         most: sessions at once.
         modes: residencies; all resident by default.
         heard: called with everything the engine tells, in place of just keeping it.
@@ -63,6 +64,7 @@ class SessionRig:
         *,
         device: torch.device | None = None,
         memory: int = GIB,
+        undo_memory: int | None = None,
         most: int = 64,
         modes: Mapping[str, Mode] | None = None,
         heard: Callable[[Told], None] | None = None,
@@ -77,7 +79,8 @@ class SessionRig:
         self._woken = threading.Event()
         self._heard = heard
         device = device or torch.device("cpu")
-        sessions = SessionSettings(adapters, identity or {"model": "rig"}, memory, most)
+        identity = identity or {"model": "rig"}
+        sessions = SessionSettings(adapters, identity, memory, most, undo_memory)
         self.engine = Engine(
             pipeline=pipeline,
             validate=params.model_validate,
@@ -171,12 +174,17 @@ class SessionRig:
     def drive(self, done: Callable[[], bool] = lambda: False) -> None:
         """Turn the engine until `done`, or until it has nothing to do and the lane is idle."""
         while not done():
-            if self.engine.turn():
+            if self.engine.turn() or done():
                 continue
             if self.engine.idle():
                 return
-            assert self._woken.wait(PATIENCE), "the lane does not come to an end"
-            self._woken.clear()
+            assert self.woken(PATIENCE), "the lane does not come to an end"
+
+    def woken(self, seconds: float) -> bool:
+        """Wait until the engine has something to do again; False after so many seconds."""
+        there = self._woken.wait(seconds)
+        self._woken.clear()
+        return there
 
     def close(self) -> None:
         """End everything."""

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from sgld.causal.blocks import BlockPlan
-from sgld.causal.kept import Kept, kept_bytes
-from sgld.causal.kv import KvCache, KvShape, attend, kv_bytes
+from sgld.causal.kept import Kept, kept_bytes, kept_host_bytes
+from sgld.causal.kv import KvCache, KvShape, attend, kv_bytes, kv_host_bytes
 from sgld.causal.policies import Policy, Rolling
 from sgld.causal.state import CausalState
 from sgld.engine.cache_policy import remake
@@ -211,6 +211,11 @@ class ToyWorldPipeline(CausalPipeline):
     float32_groups: ClassVar[tuple[str, ...]] = ("text_encoder", "dit", "vae")
     frame_parts: ClassVar[tuple[str, ...]] = ("decoder",)
     frames_per_latent: ClassVar[int] = STRIDE
+    state_fields: ClassVar[tuple[str, ...]] = (
+        "realtime_causal_kv_cache_num_frames",
+        "width",
+        "height",
+    )
 
     @classmethod
     def load(cls, loader: Loader) -> Loaded:
@@ -241,6 +246,12 @@ class ToyWorldPipeline(CausalPipeline):
         shapes = {**_condition_shapes(params), **_decoder_shapes(params)}
         shape = _shape(params, torch.device("cpu"))
         return kv_bytes(shape, self._policy(params), undo) + kept_bytes(shapes)
+
+    def undo_bytes(self, params: ToyWorldParams, *, undo: int, device: torch.device) -> int:
+        shapes = {**_condition_shapes(params), **_decoder_shapes(params)}
+        del shapes["picture"]  # is never replaced
+        rows = kept_host_bytes(shapes, undo, device)
+        return kv_host_bytes(_shape(params, device), CHUNK, undo) + rows
 
     def _policy(self, params: ToyWorldParams) -> Policy:
         return remake(self.cache_policy, _policy(params))

@@ -10,7 +10,7 @@ from sgld.causal.blocks import BlockPlan, Chunk
 from sgld.params.options import Finding, Settled, option
 from sgld.params.sampling import TakesImage, VideoParams
 from sgld.realtime.adapter import Opening, RealtimeAdapter, Sampled
-from sgld.realtime.controls import ActionQueue, Tokens, read_actions
+from sgld.realtime.controls import ActionQueue, Tokens, read_actions, read_prompt
 from sgld.testing.toy_params import Hooks
 
 CHUNK: Final = 2
@@ -96,9 +96,7 @@ class ToyWorldAdapter(RealtimeAdapter):
         if kind != "prompt":
             known = ", ".join(cls.events)
             raise ParameterError([Problem("kind", kind, f"must be one of {known}.")])
-        if not isinstance(payload, str) or not payload.strip():
-            raise ParameterError([Problem("prompt", payload, "must be text that is not empty.")])
-        return {"prompt": payload}
+        return {"prompt": read_prompt(payload)}
 
     def apply(self, kind: str, control: Mapping[str, Any], event_id: int | None) -> None:
         """Take a control."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from sgld.api.errors import ParameterError, Problem
 from sgld.causal.blocks import Chunk
 from sgld.realtime.adapter import Opening, RealtimeAdapter, Sampled
-from sgld.realtime.controls import ActionQueue, read_actions
+from sgld.realtime.controls import ActionQueue, read_actions, read_prompt
 from sgld_lingbot.actions import TOKENS
 from sgld_lingbot.schedules import FALLBACK, RECIPES
 
@@ -61,9 +61,9 @@ class LingBotAdapter(RealtimeAdapter):
     def read_event(cls, kind: str, payload: Any) -> Mapping[str, Any]:
         """`actions`, `prompt` or both, as JSON values."""
         if kind == CAMERA:
-            return {"actions": read_actions(payload, TOKENS, field="payload")}
+            return {"actions": read_actions(payload, TOKENS)}
         if kind == PROMPT:
-            return {"prompt": _read_prompt(payload, "payload")}
+            return {"prompt": read_prompt(payload)}
         if kind == COMPOSITE:
             return _read_composite(payload)
         wanted = f"is not taken by this model; it takes {', '.join(cls.events)}."
@@ -76,6 +76,10 @@ class LingBotAdapter(RealtimeAdapter):
             self._queue.apply(control["actions"], seen)
         if "prompt" in control:
             self._next_prompt = [control["prompt"], seen]
+
+    def first_chunk(self, kind: str, control: Mapping[str, Any], next: int) -> int:
+        """A prompt alone is not seen by chunk 0, which has the init's."""
+        return next if "actions" in control else max(next, 1)
 
     def sample(self, chunk: Chunk) -> Sampled:
         if self._next_prompt is not None and chunk.index > 0:
@@ -148,39 +152,32 @@ def _still_frames(params: Mapping[str, Any]) -> int:
     return 4 * (2 * chunk - 1) + 1
 
 
-def _read_prompt(value: Any, field: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ParameterError([Problem(field, value, "must be text that is not empty.")])
-    return value
-
-
 def _read_composite(payload: Any) -> Mapping[str, Any]:
     """All parts of a composite event; ParameterError naming everything that is wrong with any."""
     if not isinstance(payload, Mapping):
-        raise ParameterError([Problem("payload", payload, f"must be a map with {_FORM}.")])
+        raise ParameterError([Problem(COMPOSITE, payload, f"must be a map with {_FORM}.")])
     kinds = payload.get("input_types")
     if not isinstance(kinds, list | tuple) or not kinds:
         wanted = f"must be a list that is not empty, of {', '.join(INPUT_TYPES)}."
-        raise ParameterError([Problem("payload.input_types", kinds, wanted)])
+        raise ParameterError([Problem("input_types", kinds, wanted)])
     problems: list[Problem] = []
     control: dict[str, Any] = {}
     for place, kind in enumerate(kinds):
         if kind not in INPUT_TYPES:
             wanted = f"is not taken here; allowed are {', '.join(INPUT_TYPES)}."
-            problems.append(Problem(f"payload.input_types[{place}]", kind, wanted))
+            problems.append(Problem(f"input_types[{place}]", kind, wanted))
     for key in payload:
         if key != "input_types" and key not in kinds:
             wanted = "is not named in input_types."
-            problems.append(Problem(f"payload.{key}", payload[key], wanted))
+            problems.append(Problem(str(key), payload[key], wanted))
     for kind in INPUT_TYPES:
         if kind not in kinds:
             continue
-        field = f"payload.{kind}"
         try:
             if kind == PROMPT:
-                control["prompt"] = _read_prompt(payload.get(kind), field)
+                control["prompt"] = read_prompt(payload.get(kind))
             else:
-                control["actions"] = read_actions(payload.get(kind), TOKENS, field=field)
+                control["actions"] = read_actions(payload.get(kind), TOKENS)
         except ParameterError as error:
             problems += error.problems
     if problems:

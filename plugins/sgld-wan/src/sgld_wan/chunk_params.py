@@ -19,8 +19,12 @@ from sgld.params.sampling import TakesImage, VideoParams
 from sgld_wan.params import WanTextLength, steps_text
 
 PROMPTS_RULE: Final = 'a list of 1 to 64 texts that are not empty, such as ["a cat", "a dog"]'
-COUNTS_RULE: Final = "whole numbers of at least 1, one for each of shot_prompts, such as 3,2,2"
+COUNTS_RULE: Final = (
+    "whole numbers of at least 1, one for each of shot_prompts, such as 3,2,2 or [3, 2, 2]"
+)
 MOST_PROMPTS: Final = 64
+LONGEST_PROMPT: Final = 32_000
+"""Characters of each of `shot_prompts`, as many as a server takes of `prompt`."""
 LONGEST_WINDOW: Final = 1024
 MOST_GIVEN: Final = 321
 """Pictures that a clip may begin with."""
@@ -34,6 +38,10 @@ def read_prompts(value: Any) -> Any:
     good = all(isinstance(text, str) and text.strip() for text in texts)
     if not good or not 1 <= len(texts) <= MOST_PROMPTS:
         raise ValueError(f"must be {PROMPTS_RULE}")
+    for index, text in enumerate(texts):
+        if len(text) > LONGEST_PROMPT:
+            entry = f"[{index}] has {len(text)} characters; the limit is {LONGEST_PROMPT}"
+            raise ValueError(f"shot_prompts{entry}")
     return texts
 
 
@@ -41,6 +49,7 @@ def read_counts(value: Any) -> Any:
     """A tuple of whole numbers, or None; raises `ValueError` with the rule otherwise."""
     if value is None:
         return None
+    value = steps_text(value)
     counts = tuple(value) if isinstance(value, list | tuple) else (value,)
     whole = all(isinstance(count, int) and not isinstance(count, bool) for count in counts)
     if not counts or not whole or min(counts) < 1:
@@ -78,6 +87,7 @@ class ChunkedParams(TakesImage, WanTextLength, VideoParams):
     size_from_image: ClassVar[bool] = True
     max_images: ClassVar[int] = MOST_GIVEN
     image_count_field: ClassVar[str] = "given_pictures"
+    shows_previews: ClassVar[bool] = False
     usual_chunk: ClassVar[int] = 3
     """Latent frames of a chunk where neither the request nor the checkpoint says."""
     usual_window: ClassVar[int] = -1
@@ -150,6 +160,10 @@ class ChunkedParams(TakesImage, WanTextLength, VideoParams):
     def settle(cls, values: dict[str, Any], given: frozenset[str]) -> Settled:
         """Also keep prompt and shots together, and window, sink and chunk."""
         values = dict(values)
+        # Beside a field that is wrong, those that are right come as they were written.
+        for name, read in (("shot_prompts", read_prompts), ("shot_durations", read_counts)):
+            if name in values:
+                values[name] = read(values[name])
         shots, prompt = values.get("shot_prompts"), values.get("prompt")
         findings: list[Finding] = []
         if isinstance(shots, tuple):
@@ -159,7 +173,11 @@ class ChunkedParams(TakesImage, WanTextLength, VideoParams):
                 message = "is not the first of shot_prompts, which would take its place."
                 findings.append(Finding("prompt", message, "Leave it out, or put it first there."))
         settled = super().settle(values, given)
-        findings += [*settled.findings, *cls._shot_findings(settled.values)]
+        others = list(settled.findings)
+        if "shot_prompts" not in values and not prompt:
+            # The shots are wrong, which has been said; they would have brought the prompt.
+            others = [finding for finding in others if finding.name != "prompt"]
+        findings += [*others, *cls._shot_findings(settled.values)]
         findings += cls._window_findings(settled.values)
         findings += cls._picture_findings(settled.values)
         return settled._replace(findings=tuple(findings))
@@ -196,6 +214,10 @@ class ChunkedParams(TakesImage, WanTextLength, VideoParams):
 
     @classmethod
     def _shot_findings(cls, values: Mapping[str, Any]) -> list[Finding]:
+        """What is wrong between the fields of shots. One that is wrong on its own is missing here;
+        then nothing is said about what depends on it."""
+        if not {"shot_prompts", "shot_durations"} <= values.keys():
+            return []
         shots, counts = values.get("shot_prompts"), values.get("shot_durations")
         each, frames = values.get("chunks_per_shot"), values.get("num_frames")
         if not isinstance(shots, tuple):
@@ -204,7 +226,8 @@ class ChunkedParams(TakesImage, WanTextLength, VideoParams):
         if counts and each:
             return [Finding("chunks_per_shot", "says the same as shot_durations.", "Give one.")]
         if isinstance(counts, tuple) and len(counts) != len(shots):
-            message = f"has {len(counts)} numbers for {len(shots)} shots."
+            numbers = "1 number" if len(counts) == 1 else f"{len(counts)} numbers"
+            message = f"has {numbers} for {len(shots)} shots."
             return [Finding("shot_durations", message, f"It must be {COUNTS_RULE}.")]
         if not isinstance(frames, int) or not isinstance(each, int):
             return []

@@ -160,6 +160,7 @@ class Wan22TI2V5BParams(TakesImage, WanTextLength, WanParams):
 
 def read_steps(value: Any) -> Any:
     """The distilled steps as a falling tuple; raises `ValueError` with the rule otherwise."""
+    value = steps_text(value)
     steps = tuple(value) if isinstance(value, list | tuple) else (value,)
     whole = all(isinstance(step, int) and not isinstance(step, bool) for step in steps)
     if not whole or not 1 <= len(steps) <= 16 or not all(1 <= step <= 1000 for step in steps):
@@ -170,8 +171,14 @@ def read_steps(value: Any) -> Any:
 
 
 def steps_text(text: Any) -> Any:
-    """The list that a flag or variable holds as numbers with commas between them."""
-    return [scalar(word) for word in text.split(",")] if isinstance(text, str) else text
+    """The list that a text holds as numbers with commas between them, in brackets or not; anything
+    else stays as it is."""
+    if not isinstance(text, str):
+        return text
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
+    return [scalar(word) for word in inner.split(",")]
 
 
 class FixedSteps(Options):

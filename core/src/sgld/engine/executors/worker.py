@@ -193,6 +193,7 @@ def _drive(engine: TendedEngine, inbox: Inbox) -> None:
             busy = True
         elif message["kind"] == "cancel":
             engine.cancel(message["id"])
+            busy = True  # somebody may have waited for what it held
         elif message["kind"] == "command":
             engine.command(message["command"])
             busy = True

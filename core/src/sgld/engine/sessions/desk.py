@@ -7,8 +7,10 @@ from there.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -68,8 +70,14 @@ class Sessions:
         self._live: dict[str, Session] = {}
         self._closing: dict[str, Session] = {}
         self._answers = Answers(emit)
-        self.budget = Budget(settings.memory, settings.most)
-        self._opener = Opener(pipeline, validate, settings, self.budget, emit, clock)
+        self.budget = Budget(
+            settings.memory,
+            settings.most,
+            settings.undo_memory,
+            clock=clock,
+            alarm=partial(_ring, wake),
+        )
+        self._opener = Opener(pipeline, validate, settings, device, self.budget, emit, clock)
         self._doing = Doing(self._opener, self._enter, self._reopen)
 
     # What the engine asks.
@@ -173,7 +181,8 @@ class Sessions:
                 log.error("a session's state was not freed cleanly", exc_info=error)
         self.budget.release(session)
         if report is not None and session.announced:
-            log.info("session closed", session=session.id, code=report.code)
+            reason = report.code or report.values["reason"]
+            log.info("session closed", session=session.id, reason=reason)
             self._emit(report)
 
     # How commands are done.
@@ -285,3 +294,10 @@ class Sessions:
             self._lane.drop(session)
         if not self._lane.pending(session):
             self.released(session)
+
+
+def _ring(wake: Callable[[], None], seconds: float) -> None:
+    """Call `wake` after so many seconds; does not keep the process alive."""
+    timer = threading.Timer(seconds, wake)
+    timer.daemon = True
+    timer.start()

@@ -78,8 +78,9 @@ class Doing:
                 code="invalid_event",
                 field="kind",
             )
-        session.adapter.apply(kind, control, values.get("event_id"))
-        return {"chunk": session.next_index}
+        adapter = session.adapter
+        adapter.apply(kind, control, values.get("event_id"))
+        return {"chunk": adapter.first_chunk(kind, control, session.next_index)}
 
     def _step(self, session: Session, command: SessionCommand) -> Values:
         if not session.paused:
@@ -90,7 +91,7 @@ class Doing:
             )
         index = session.next_index + session.credits
         if session.final or (index > session.first_index and session.is_last(index - 1)):
-            raise Refusal("the last chunk has been asked for.", code="session_not_found")
+            raise Refusal("the last chunk has been asked for.", code="session_complete")
         session.credits += 1
         return {"chunk": index}
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
+
+import torch
 
 from sgld.api.errors import SgldError
 from sgld.causal.blocks import BlockPlan
 from sgld.engine.causal import CausalPipeline
-from sgld.engine.sessions.budget import Budget, Refusal
+from sgld.engine.sessions.budget import Budget, Refusal, Undo
 from sgld.engine.sessions.outlet import Outlet
 from sgld.engine.sessions.session import Session
 from sgld.engine.sessions.snapshot import Snapshot
@@ -26,14 +30,17 @@ class SessionSettings:
     Args:
         adapters: id → realtime adapter of the loaded pipeline.
         identity: what a snapshot must share with the engine that continues it, such as the model.
-        memory: bytes for the states of all sessions together.
+        memory: bytes of the device for the states of all sessions and causal requests together.
         most: sessions at once.
+        undo_memory: bytes of host memory for the chunks that sessions can take back; None: out of
+            `memory`, where the device's memory is the host's.
     """
 
     adapters: Mapping[str, type[RealtimeAdapter]] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
-    memory: int = 0
+    memory: int = sys.maxsize
     most: int = 16
+    undo_memory: int | None = None
 
 
 class Opener:
@@ -42,6 +49,7 @@ class Opener:
     Args:
         pipeline: the family.
         validate: turns parameters into the family's validated object.
+        device: where states live.
         budget: where memory is reserved.
         emit: what sessions hand their chunks to.
         clock: seconds, never going back.
@@ -52,6 +60,7 @@ class Opener:
         pipeline: CausalPipeline,
         validate: Callable[[Any], Any],
         settings: SessionSettings,
+        device: torch.device,
         budget: Budget,
         emit: Callable[[SessionReport], Any],
         clock: Callable[[], float],
@@ -59,6 +68,7 @@ class Opener:
         self._pipeline = pipeline
         self._validate = validate
         self._settings = settings
+        self._device = device
         self._budget = budget
         self._emit = emit
         self._clock = clock
@@ -163,6 +173,7 @@ class Opener:
             "chunk_frames": pipeline.frames(plan.chunk(1)),
             "chunk": session.next_index,
             "bytes": session.promised,
+            "undo_bytes": session.promised_undo,
             "live": self._budget.live,
         }
         return SessionReport(session.id, "opened", number, values=values)
@@ -181,9 +192,13 @@ class Opener:
         )
 
     def _reserve(self, session: Session) -> None:
-        undo = session.options.rewind_chunks
-        session.promised = self._pipeline.state_bytes(session.params, undo=undo)
-        self._budget.reserve(session, session.promised)
+        options, params, pipeline = session.options, session.params, self._pipeline
+        chunks = options.rewind_chunks
+        size = partial(_undo_bytes, pipeline, params, self._device)
+        session.promised = pipeline.state_bytes(params, undo=chunks)
+        session.promised_undo = self._budget.reserve(
+            session, session.promised, Undo(chunks, options.ahead, size)
+        )
 
     def _adapter(self, id: str) -> type[RealtimeAdapter]:
         adapters = self._settings.adapters
@@ -205,12 +220,17 @@ class Opener:
             raise Refusal(str(error), code="invalid_parameter", field="params") from error
 
 
+def _undo_bytes(pipeline: CausalPipeline, params: Any, device: torch.device, undo: int) -> int:
+    return pipeline.undo_bytes(params, undo=undo, device=device)
+
+
 def check_options(options: SessionOptions) -> None:
     """Raises Refusal naming the option that is out of its range."""
     wrong = {
         "max_chunks": options.max_chunks < 0,
         "queue_chunks": options.queue_chunks < 1,
         "rewind_chunks": options.rewind_chunks < 0,
+        "ahead": not 0 <= options.ahead <= max(options.rewind_chunks, 0),
         "on_full": options.on_full not in ("block", "drop"),
     }
     for name, bad in wrong.items():
@@ -219,5 +239,6 @@ def check_options(options: SessionOptions) -> None:
             rule = {
                 "queue_chunks": "must be 1 or more",
                 "on_full": "must be block or drop",
+                "ahead": "must be from 0 to rewind_chunks",
             }.get(name, "must not be negative")
             raise Refusal(f"{name}={value!r} {rule}.", code="invalid_parameter", field=name)

@@ -92,6 +92,8 @@ class Session:
         """What to continue from, once `opening` is over."""
         self.promised = 0
         """Bytes that are reserved for its state."""
+        self.promised_undo = 0
+        """Bytes of host memory that are reserved for the chunks that it can take back."""
         self.warned = False
         """Whether it was said that it holds more."""
         self.announced = False

@@ -28,7 +28,7 @@ from sgld.server.realtime.opening import (
     read_resume,
 )
 from sgld.server.realtime.replies import BAD_EVENT, BAD_INIT, OCCUPIED, Refused
-from sgld.server.realtime.serving import Serving
+from sgld.server.realtime.serving import Begin, Serving
 from sgld.server.realtime.sessions import BUSY, TAKEN_OVER
 from sgld.server.realtime.wire import MessageError, type_of
 from sgld.server.services import Services
@@ -54,8 +54,8 @@ class Connection:
         close: Close | None = None
         try:
             self._sessions.enter(self)
-            session, resumed = await self._open()
-            await self._serve(session, resumed)
+            session, begin = await self._open()
+            await self._serve(session, begin)
         except Left:
             pass
         except Close as reason:
@@ -88,7 +88,7 @@ class Connection:
 
     # Before a session is open.
 
-    async def _open(self) -> tuple[LiveSession, bool]:
+    async def _open(self) -> tuple[LiveSession, Begin]:
         """Read messages until one opens a session; says what is wrong with the others."""
         left = self._services.options.session_init_seconds
         now = time.monotonic
@@ -120,7 +120,7 @@ class Connection:
                     log.exception("an init message failed")
                 await self._channel.send(replies.error(BAD_INIT, error, event_id_of(message)))
 
-    async def _opened(self, message: Mapping[str, Any]) -> tuple[LiveSession, bool]:
+    async def _opened(self, message: Mapping[str, Any]) -> tuple[LiveSession, Begin]:
         model = check_adapter(self._sessions.model, self._services.name)
         kind = type_of(message)
         if kind != "init":
@@ -131,7 +131,7 @@ class Connection:
             )
         resume = read_resume(message)
         if resume is not None:
-            return await self._resumed(resume), True
+            return await self._resumed(resume), Begin(True, event_id_of(message))
         wanted = read_init(message, model)
         frame = await self._first_frame(wanted)
         params = fit_first_frame(wanted, frame)
@@ -146,7 +146,7 @@ class Connection:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             await self._attach(session)
-            return session, False
+            return session, Begin(False, event_id_of(message))
 
     async def _resumed(self, resume: Resume) -> LiveSession:
         session = self._sessions.find(resume.token)
@@ -217,10 +217,10 @@ class Connection:
 
     # While a session is open.
 
-    async def _serve(self, session: LiveSession, resumed: bool) -> None:
+    async def _serve(self, session: LiveSession, begin: Begin) -> None:
         over = False
         try:
-            await Serving(self._services, self._channel, session, self._stop).run(resumed)
+            await Serving(self._services, self._channel, session, self._stop).run(begin)
         except Left as left:
             over = left.code == NORMAL
             raise

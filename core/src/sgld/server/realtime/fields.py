@@ -148,5 +148,5 @@ NOT_HERE: Final[Mapping[str, str]] = {
 }
 """Refused by name, with what to do instead."""
 
-OTHERS: Final = ("type", "protocol", "model", "quality", "first_frame", "snapshot")
+OTHERS: Final = ("type", "protocol", "event_id", "model", "quality", "first_frame", "snapshot")
 """Fields that are read on their own."""

@@ -67,6 +67,10 @@ class LiveSession:
         """Index of the newest chunk whose sending has begun, on the present line of time."""
         self._newest = -1
         """Index of the newest chunk that the engine has reported."""
+        self._first = -1
+        """Index of the chunk from which `max_chunks` counts; -1: not known yet."""
+        self._put = -1
+        """Index of the newest chunk that was given to the stream."""
         self._done: int | None = None
         """Newest chunk that the client is done with, not told to the engine yet."""
         self._writer: FrameWriter | None = None
@@ -83,6 +87,16 @@ class LiveSession:
     def resumable(self) -> bool:
         """Whether it outlives its socket."""
         return self.stream.keep > 0
+
+    @property
+    def next_index(self) -> int | None:
+        """Index of the chunk that is sent next; None when none follows."""
+        waiting = self.stream.next_index
+        if waiting is not None:
+            return waiting
+        most, index = self.wanted.settings.max_chunks, self._put + 1
+        over = self.ended is not None or (most is not None and index - self._first >= most)
+        return None if over else index
 
     async def open(self, request: SessionRequest) -> None:
         """Have the engine open it; `request.id` must be `self.id`.
@@ -104,6 +118,9 @@ class LiveSession:
         Raises:
             SgldError: it cannot be done; nothing has changed.
         """
+        answered = self.wanted.protocol == 2 and message.type not in ("received", "close")
+        if self.ended is not None and answered:
+            raise _too_late(message.type, self.ended)
         if message.type == "received":
             self._received(message.values["request_id"])
         elif message.type == "rewind":
@@ -197,7 +214,9 @@ class LiveSession:
             max_width=settings.realtime_preview_max_width or 0,
         )
         self._writer = FrameWriter(picture, self._home.threads)
-        self._begun = self._newest = int(self.opened.get("chunk", 0)) - 1
+        self._begun = self._newest = self._put = int(self.opened.get("chunk", 0)) - 1
+        if self._first < 0:
+            self._first = self._put + 1
         self._opening.set_result(None)
 
     async def _chunk(self, report: SessionReport) -> None:
@@ -218,6 +237,7 @@ class LiveSession:
                 arrived=arrived,
             )
         )
+        self._put = report.chunk
 
     def _end(self, report: SessionReport) -> None:
         self.ended = report
@@ -226,8 +246,7 @@ class LiveSession:
             self._opening.exception()
         self.stream.hold(False)
         for owed in self._owed.values():
-            reason = SgldError("the session has ended.", code="session_ended")
-            self._say(replies.error(BAD_EVENT, reason, owed.event_id))
+            self._say(replies.error(BAD_EVENT, _too_late(owed.of, report), owed.event_id))
         if self.closing is not None:
             self.stream.cut()
         self.stream.put(End(report))
@@ -261,7 +280,9 @@ class LiveSession:
 
     def _went_back(self, owed: Owed, chunk: int, message: Mapping[str, Any]) -> None:
         further = chunk - owed.target if owed.of == "rewind" else 0
-        self._done, self._newest = None, chunk - 1
+        self._done, self._newest, self._put = None, chunk - 1, chunk - 1
+        if owed.of == "reset":
+            self._first = 0
         self._begun = min(self._begun, chunk - 1)
         if further > 0:
             # The engine had gone on while the command was on its way.
@@ -342,12 +363,19 @@ class LiveSession:
                 code="unsupported_feature",
             )
         fork = LiveSession(self._home, self.wanted)
-        fork.parameters = self.parameters
+        fork.parameters, fork._first = self.parameters, self._first
         try:
             self._command("fork", {"id": fork.id}, Owed("fork", event_id, fork=fork))
         except BaseException:
             fork._task.cancel()
             raise
+
+
+def _too_late(kind: str, report: SessionReport) -> SgldError:
+    """Why nothing is done any more after the end `report`."""
+    if kind == "step" and report.values.get("reason") == "complete":
+        return SgldError("the last chunk has been made.", code="session_complete")
+    return SgldError("the session has ended.", code="session_ended")
 
 
 def _fault(error: Exception) -> SessionReport:

@@ -53,6 +53,14 @@ def event_id_of(message: Mapping[str, Any]) -> int | None:
     return value if _is_id(value) else None
 
 
+def id_problems(message: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with the id of a message, if anything."""
+    value = message.get("event_id")
+    if value is None or _is_id(value):
+        return []
+    return [_wrong("event_id", value, "must be a whole number of 64 bits or null.")]
+
+
 def read_message(
     message: Mapping[str, Any], adapter: type[RealtimeAdapter], protocol: int
 ) -> ClientMessage:
@@ -81,9 +89,7 @@ def read_message(
         for name in message
         if name not in known
     ]
-    event_id = message.get("event_id")
-    if event_id is not None and not _is_id(event_id):
-        problems.append(_wrong("event_id", event_id, "must be a whole number of 64 bits or null."))
+    problems += id_problems(message)
     values: Mapping[str, Any] = {}
     try:
         values = _READERS.get(kind, _nothing)(message, adapter)
@@ -91,7 +97,7 @@ def read_message(
         problems += error.problems
     if problems:
         raise ParameterError(problems)
-    return ClientMessage(kind, event_id, values)
+    return ClientMessage(kind, event_id_of(message), values)
 
 
 def _nothing(_message: Mapping[str, Any], _adapter: type[RealtimeAdapter]) -> Mapping[str, Any]:
@@ -106,7 +112,8 @@ def _event(message: Mapping[str, Any], adapter: type[RealtimeAdapter]) -> Mappin
             [Problem("kind", None, f"is required: one of {kinds}.", "", "missing_parameter")]
         )
     if not isinstance(kind, str) or kind not in adapter.events:
-        guess = did_you_mean(kind, adapter.events) if isinstance(kind, str) else ""
+        # All kinds are named already.
+        guess = did_you_mean(kind, adapter.events, limit=0) if isinstance(kind, str) else ""
         raise ParameterError(
             [
                 Problem(

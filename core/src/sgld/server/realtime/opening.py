@@ -30,13 +30,14 @@ from sgld.server.realtime.fields import (
     OTHERS,
     SessionSettings,
 )
+from sgld.server.realtime.messages import id_problems
 from sgld.server.sorting import brief, problem
 from sgld.server.spelling import APPROXIMATE, EXACT
 
 PROTOCOLS: Final = (1, 2)
 UNSEEN: Final = frozenset({"seed", "num_outputs_per_prompt", "image_path", "preview_every"})
 """Parameters of every family that mean nothing in a session, or that the server takes."""
-RESUMING: Final = frozenset({"type", "protocol", "resume_token", "last_request_id"})
+RESUMING: Final = frozenset({"type", "protocol", "event_id", "resume_token", "last_request_id"})
 
 
 @dataclass(frozen=True)
@@ -113,17 +114,20 @@ def read_resume(message: Mapping[str, Any]) -> Resume | None:
     if message.get("resume_token") is None:
         return None
     problems = [
-        problem(name, value, "is not taken with resume_token.", "", "unsupported_parameter")
+        problem(name[:80], _short(value), "is not taken with resume_token.", "", _UNSUPPORTED)
         for name, value in message.items()
         if name not in RESUMING and value is not None
     ]
+    problems += id_problems(message)
     token, last = message["resume_token"], message.get("last_request_id")
     if message.get("protocol") != 2:
-        problems.append(problem("protocol", message.get("protocol"), "must be 2 to resume."))
+        problems.append(
+            problem("protocol", _short(message.get("protocol")), "must be 2 to resume.")
+        )
     if not isinstance(token, str):
         problems.append(Problem("resume_token", None, "must be text."))
     if last is not None and not isinstance(last, str):
-        problems.append(problem("last_request_id", last, "must be text or null."))
+        problems.append(problem("last_request_id", _short(last), "must be text or null."))
     if problems:
         raise ParameterError(problems)
     return Resume(token, last)
@@ -194,6 +198,8 @@ class _Sorting:
             self._setting(name, value)
         elif name == "snapshot":
             self._take_snapshot(value)
+        elif name == "event_id":
+            self._take_id(value)
         elif name == "model":
             self._model_name(value)
         elif name == "quality":
@@ -236,6 +242,14 @@ class _Sorting:
             self._refuse(name, value, "needs protocol 2.", 'Send "protocol": 2.', _UNSUPPORTED)
         else:
             self.settings[name] = value
+
+    def _take_id(self, value: Any) -> None:
+        if self.protocol != 2:
+            self._refuse(
+                "event_id", value, "needs protocol 2.", 'Send "protocol": 2.', _UNSUPPORTED
+            )
+        else:
+            self.problems += id_problems({"event_id": value})
 
     def _take_snapshot(self, value: Any) -> None:
         if self.protocol != 2:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -28,6 +28,13 @@ log = structlog.get_logger("sgld.server")
 
 MOST_OWED: Final = 64
 """Answers that a client may wait for before its next message is read."""
+
+
+class Begin(NamedTuple):
+    """How a session comes to its socket: `event_id` is that of the init message."""
+
+    resumed: bool
+    event_id: int | None
 
 
 class Serving:
@@ -54,14 +61,14 @@ class Serving:
         self._told = asyncio.Event()
         self._room = asyncio.Event()
 
-    async def run(self, resumed: bool) -> None:
+    async def run(self, begin: Begin) -> None:
         """Serve until the client leaves or the session ends; always raises `Left` or `Close`, or
         what went wrong."""
         session = self._session
         session.tell = self._tell
         try:
             if session.wanted.protocol == 2:
-                await self._channel.send(self._session_message(session, resumed))
+                await self._channel.send(self._session_message(session, begin))
             work = [self._read(session), self._write(session), self._write_urgent()]
             tasks = [asyncio.create_task(one) for one in work]
             try:
@@ -75,17 +82,17 @@ class Serving:
             if session.tell == self._tell:
                 session.tell = None
 
-    def _session_message(self, session: LiveSession, resumed: bool) -> dict[str, Any]:
+    def _session_message(self, session: LiveSession, begin: Begin) -> dict[str, Any]:
         settings, opened = session.wanted.settings, session.opened
         model = self._sessions.model
-        index = session.stream.next_index
         return {
             "type": "session",
+            "event_id": begin.event_id,
             "protocol": 2,
             "session_id": session.id,
             "resume_token": session.token if session.resumable else None,
-            "resumed": resumed,
-            "chunk_index": opened.get("chunk", 0) if index is None and not resumed else index,
+            "resumed": begin.resumed,
+            "chunk_index": session.next_index,
             "model": self._services.name,
             **{
                 name: opened[name]

@@ -43,7 +43,8 @@ def unpack(data: bytes) -> dict[str, Any]:
     """
     _check(data)
     try:
-        message = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        # `_map` looks at the keys before there is a map; it is stricter than `strict_map_key`.
+        message = msgpack.unpackb(data, raw=False, strict_map_key=False, object_pairs_hook=_map)
     except UnicodeDecodeError:
         raise MessageError("the message has a text that is not UTF-8.") from None
     except (ValueError, TypeError) as error:
@@ -139,13 +140,22 @@ def _cut_off() -> MessageError:
     return MessageError("the message is cut off.", remedy="Send whole MessagePack maps.")
 
 
+def _map(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    for key, _ in pairs:
+        if type(key) is not str:
+            text = f"a map in the message has a key that is {_name(key)}."
+            raise MessageError(text, remedy="Keys are texts.")
+    return dict(pairs)
+
+
 def _words(error: Exception) -> str:
     text = str(error).rstrip(".") or type(error).__name__
     return f"{text[:100]}."
 
 
 def _name(value: Any) -> str:
-    names: Mapping[type, str] = {list: "a list", str: "a text", bytes: "bytes", bool: "a boolean"}
+    names: Mapping[type, str] = {list: "a list", str: "a text", bytes: "bytes", bool: "a boolean",
+                                   dict: "a map"}  # fmt: skip
     if value is None:
         return "null"
     return names.get(type(value), "a number")

@@ -10,9 +10,9 @@ import torch
 from sgld.api.errors import ParameterError, Problem
 from sgld.causal.blocks import BlockPlan
 from sgld.causal.cache import Part
-from sgld.causal.cross import CrossCache, CrossShape, cross_bytes
+from sgld.causal.cross import CrossCache, CrossShape, cross_bytes, cross_host_bytes
 from sgld.causal.kept import Kept, Shapes, kept_bytes
-from sgld.causal.kv import KvCache, KvShape, kv_bytes
+from sgld.causal.kv import KvCache, KvShape, kv_bytes, kv_host_bytes
 from sgld.causal.policies import Policy, Rolling
 from sgld.engine.cache_policy import remake
 from sgld.engine.causal import CausalPipeline
@@ -30,7 +30,7 @@ from sgld_lingbot.schedules import FALLBACK, make_schedule
 from sgld_lingbot.stages.chunk import CAMERA, CommitChunk, DenoiseChunk, ShowFirstFrame, Steer
 from sgld_lingbot.stages.condition import CONDITION, LATENTS, EncodeFirstFrame, Still
 from sgld_lingbot.stages.renoise import ScheduledRenoise
-from sgld_wan.models.vae_history import DecoderHistory
+from sgld_wan.models.vae_history import DecoderHistory, decoder_undo_bytes
 from sgld_wan.models.vae_slots import decoder_history_bytes, settled_latents
 from sgld_wan.schedulers import stored_shift
 from sgld_wan.stages.causal import KV, TEXT, FollowPrompt
@@ -60,6 +60,12 @@ class LingBotWorldCausalDMDPipeline(CausalPipeline):
     float32_groups: ClassVar[tuple[str, ...]] = ("vae",)
     frame_parts: ClassVar[tuple[str, ...]] = (DECODER,)
     frames_per_latent: ClassVar[int] = 4
+    state_fields: ClassVar[tuple[str, ...]] = (
+        "num_frames",
+        "realtime_causal_kv_cache_num_frames",
+        "width",
+        "height",
+    )
 
     @classmethod
     def load(cls, loader: Loader) -> Loaded:
@@ -104,6 +110,22 @@ class LingBotWorldCausalDMDPipeline(CausalPipeline):
             + decoder
             + kept_bytes(self._condition_shapes(params))
             + camera_bytes(self._network.wan, tokens, self.parts["compute_dtype"].itemsize)
+        )
+
+    def undo_bytes(self, params: Any, *, undo: int, device: torch.device) -> int:
+        kv = kv_host_bytes(self._kv_shape(params, device), self.memory(params).chunk, undo)
+        # The condition is never replaced, and of the camera only a few numbers are remembered.
+        return (
+            kv
+            + cross_host_bytes(self._text_shape(device), undo)
+            + decoder_undo_bytes(
+                self.parts["vae_config"],
+                params.height,
+                params.width,
+                dtype=self.parts["vae_dtype"],
+                device=device,
+                undo=undo,
+            )
         )
 
     def used(self, job: Job) -> Mapping[str, Any]:

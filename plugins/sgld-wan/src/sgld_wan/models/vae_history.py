@@ -9,6 +9,7 @@ import torch
 
 from sgld.causal.cache import Part
 from sgld.causal.errors import SnapshotError, StateError
+from sgld.causal.host import host_bytes
 from sgld_wan.models.vae_slots import Slot, decoder_slots
 from sgld_wan.models.vae_stream import FIRST_ONLY, History, Remembered
 
@@ -219,6 +220,23 @@ class DecoderHistory(VaeHistory):
         """
         slots = decoder_slots(config, height, width)
         return cls(slots, dtype=dtype, device=device, undo=undo)
+
+
+def decoder_undo_bytes(
+    config: Mapping[str, Any],
+    height: int,
+    width: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    undo: int,
+) -> int:
+    """Bytes of host memory that a `DecoderHistory` holds at most; arguments as those of `of`."""
+    if not undo:
+        return 0
+    sizes = (slot.values * dtype.itemsize for slot in decoder_slots(config, height, width))
+    # While a chunk is decoded the version before it is one more.
+    return (undo + 1) * sum(host_bytes(size, device) for size in sizes)
 
 
 def _on_host(held: Remembered) -> Remembered:

@@ -16,9 +16,9 @@ from torch import nn
 
 from sgld.causal.blocks import BlockPlan
 from sgld.causal.cache import Part
-from sgld.causal.cross import CrossCache, CrossShape, cross_bytes
-from sgld.causal.kept import Kept
-from sgld.causal.kv import KvCache, KvShape, kv_bytes
+from sgld.causal.cross import CrossCache, CrossShape, cross_bytes, cross_host_bytes
+from sgld.causal.kept import Kept, kept_host_bytes
+from sgld.causal.kv import KvCache, KvShape, kv_bytes, kv_host_bytes
 from sgld.causal.policies import Policy, Rolling
 from sgld.causal.positions import Absolute, Positions
 from sgld.engine.cache_policy import remake
@@ -32,7 +32,7 @@ from sgld.stages.renoise import RenoiseSampler, warped
 from sgld.stages.sampler import Sampler
 from sgld_wan.models.causal_config import CausalConfig
 from sgld_wan.models.causal_dit import CausalWanTransformer
-from sgld_wan.models.vae_history import DecoderHistory
+from sgld_wan.models.vae_history import DecoderHistory, decoder_undo_bytes
 from sgld_wan.models.vae_slots import decoder_history_bytes
 from sgld_wan.pipelines.loading import load_wan
 from sgld_wan.stages.causal import (
@@ -75,6 +75,7 @@ class CausalWanPipeline(CausalPipeline):
     float32_groups: ClassVar[tuple[str, ...]] = ("vae", "image_encoder")
     frame_parts: ClassVar[tuple[str, ...]] = (DECODER,)
     frames_per_latent: ClassVar[int] = 4
+    state_fields: ClassVar[tuple[str, ...]] = ("num_frames", "window_latents", "width", "height")
 
     @classmethod
     def load(cls, loader: Loader) -> Loaded:
@@ -169,6 +170,25 @@ class CausalWanPipeline(CausalPipeline):
             total += kept.capacity * frame
         config, dtype = self.parts["vae_config"], self.parts["vae_dtype"]
         return total + decoder_history_bytes(config, params.height, params.width, dtype)
+
+    def undo_bytes(self, params: Any, *, undo: int, device: torch.device) -> int:
+        kv, kept, _ = self._history(params, device)
+        refills, passes = self._refills(params), len(self._passes(params))
+        cut = self.chunking(params)
+        rewritten = kept.capacity if refills else max(cut.chunk, cut.first)
+        texts = cross_host_bytes(self._text(params, device), undo)
+        total = passes * (kv_host_bytes(kv, rewritten, undo) + texts)
+        if refills:
+            size = (1, self.parts["latent_channels"], kept.capacity, *self._latent_size(params))
+            total += kept_host_bytes({CLEAN: (size, torch.float32)}, undo, device)
+        return total + decoder_undo_bytes(
+            self.parts["vae_config"],
+            params.height,
+            params.width,
+            dtype=self.parts["vae_dtype"],
+            device=device,
+            undo=undo,
+        )
 
     def policy(self, params: Any) -> Policy:
         """Which frames the cache keeps, where the user picked no other policy."""
