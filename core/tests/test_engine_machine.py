@@ -226,7 +226,7 @@ def check(request: Request, events: list[Event]) -> None:
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=12,
+    max_examples=8,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -289,14 +289,19 @@ def test_requests_leak_nothing(executor: ChildExecutor) -> None:
 
     for number in range(5):
         cycle(number)
-    before = descriptors(), descriptors(pid), resident("self"), resident(pid)
-    for number in range(5, 35):
-        cycle(number)
-    after = descriptors(), descriptors(pid), resident("self"), resident(pid)
-    assert after[:2] == before[:2]
-    # 30 results of 786 kB each way would show as 24 MB.
-    assert after[2] - before[2] < 15_000
-    assert after[3] - before[3] < 15_000
+    # 30 results of 786 kB each way would show as 24 MB every time; the allocator's own growth or a
+    # late collection of other tests' garbage shows once.
+    grown: list[tuple[int, int]] = []
+    for start in range(5, 95, 30):
+        before = descriptors(), descriptors(pid), resident("self"), resident(pid)
+        for number in range(start, start + 30):
+            cycle(number)
+        after = descriptors(), descriptors(pid), resident("self"), resident(pid)
+        assert after[:2] == before[:2]
+        grown.append((after[2] - before[2], after[3] - before[3]))
+        if max(grown[-1]) < 15_000:
+            return
+    raise AssertionError(f"kB per 30 requests, here and in the engine: {grown}")
 
 
 def test_only_the_parent_ends_the_engine(executor: ChildExecutor) -> None:
