@@ -126,8 +126,10 @@ def test_an_engine_that_dies_twice_ends_the_stream_with_an_error(web: httpx.Clie
     indexes = [data["partial_image_index"] for name, data in found[:-1]]
     assert indexes == [0, 1]
     assert (found[-1][0], found[-1][1]["error"]["code"]) == ("error", "engine_lost")
-    # Asked for a picture and not for its health, which learns of the loss a little later.
+    # First for a picture, because the server's health learns of the loss a little later; then for
+    # the health, which learns of the new engine a little later, too.
     wait_for(lambda: web.post(GENERATE, json={"prompt": "x"}).status_code == 200, "an engine", 60)
+    wait_for(lambda: web.get("/health").status_code == 200, "health", 10)
 
 
 @pytest.mark.parametrize("after", ["partial_image", "nothing"])
