@@ -22,6 +22,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start background jobs so, and every process that a test starts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["sgld.testing.plugin"]
+
 REQUIRE_ALL = os.environ.get("SGLD_TEST_REQUIRE_ALL") == "1"
 
 

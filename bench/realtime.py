@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 import sgld
-from sgld.testing.served import TOYS
 
+TOYS = {"SGLD_EXTERNAL_MODEL_PACKAGE": "sgld.testing.toy_plugin"}
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("prepare", "denoise", "commit", "decode")
 GIB = 2**30

@@ -89,3 +89,13 @@ def test_realtime(tmp_path: Path) -> None:
         assert row["frames_per_chunk"] == 12
         assert row["held_of_reserved"] == 1
     assert "sessions 2" in printed
+
+
+def test_startup(tmp_path: Path) -> None:
+    printed = run("startup.py", "--runs", "1", "--plugins", "3", "--output", str(tmp_path))
+    content = json.loads((tmp_path / "startup.json").read_text())
+    rows = content["rows"]
+    assert rows["python -c pass"]["wall_ratio_to_python"] == 1.0
+    assert rows["sgld plugins list"]["target_ms"] == 200
+    assert all(row["wall_ms"] > 0 for row in rows.values())
+    assert all(name in printed for name in rows)

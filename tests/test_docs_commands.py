@@ -23,7 +23,9 @@ PAGES: Final = sorted(
     path
     for pattern in ("README.md", "core/README.md", "plugins/*/README.md", "docs/*.md")
     for path in ROOT.glob(pattern)
+    if path.name != "porting.md"  # tests/test_docs_plugins.py
 )
+GUIDE: Final = (*sorted((ROOT / "docs" / "plugins").glob("*.md")), ROOT / "docs" / "porting.md")
 NOT_RUN: Final = (
     "pip install ",  # the network; tests/test_wheels.py installs the wheels
     "uv run pytest",  # this very run
@@ -34,7 +36,16 @@ HUB: Final = {
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": "tiny:wan-t2v",
     "black-forest-labs/FLUX.1-schnell": "tiny:flux.1-schnell",
 }
-OTHERS: Final = frozenset({"--extra", "--group"})
+OTHERS: Final = frozenset(
+    {
+        "--extra",
+        "--group",
+        "--no-deps",
+        "--sgld-device",
+        "--sgld-golden",
+        "--scheduler-class-override",
+    }
+)
 """Flags of other programs that the texts mention."""
 
 
@@ -189,7 +200,7 @@ def _family_flags() -> set[str]:
 def test_every_flag_that_a_page_mentions_exists() -> None:
     known = _known_flags() | _family_flags() | OTHERS
     missing: list[str] = []
-    for page in PAGES:
+    for page in (*PAGES, *GUIDE):
         text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
         for span in re.findall(r"`([^`\n]+)`", text):
             for flag in re.findall(r"(?<![\w-])--[a-z0-9][\w-]*", span):

@@ -59,7 +59,7 @@ def generate(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.mark.parametrize(
     ("flags", "line"),
-    [(["--device", "npu"], "--device='npu': there is no such platform. There are: auto, cpu, cuda"),
+    [(["--device", "tpu"], "--device='tpu': there is no such platform. There are: auto, cpu, cuda"),
      (["--device", "cpu:3"], "--device='cpu:3': the last one here is cpu:0."),
      (["--device", "auto:1"], "--device='auto:1': auto takes no number."),
      (["--attention", "nonsense"], "--attention='nonsense': there is no such backend. There are:"),

@@ -241,6 +241,19 @@ def test_the_text_form_tells_the_same(site: Path) -> None:
     assert "Traceback" not in result.stdout + result.stderr
 
 
+def test_the_doctor_comes_to_the_same(site: Path) -> None:
+    result = sgld(site, "plugins", "check", "--json")
+    assert result.returncode == 2, result.stderr
+    told = {
+        row["distribution"]: {finding["code"] for finding in row["rows"]}
+        for row in json.loads(result.stdout)["plugins"]
+    }
+    for dist, (_, code) in STATES.items():
+        assert dist in told
+        assert not code or code in told[dist], dist
+    assert "SGLD-P017" in told["prints-dist"]
+
+
 def test_help_version_and_models_work_in_a_broken_environment(site: Path) -> None:
     assert sgld(site, "--help").returncode == 0
     assert sgld(site, "--version").returncode == 0

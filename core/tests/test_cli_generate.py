@@ -21,6 +21,7 @@ from sgld.messages import Event, Output, Request
 from sgld.params.merge import Layer
 from sgld.params.options import option
 from sgld.params.sampling import Guided, TakesImage, VideoParams
+from sgld.plugins.lock import Lock
 
 
 class Clip(TakesImage, Guided, VideoParams):
@@ -40,6 +41,8 @@ class Plan:
     params_class = Clip
     components: ClassVar[dict[str, str]] = {"transformer": "dit", "vae": "vae"}
     preset_layer = Layer("preset", {"fps": 8, "num_inference_steps": 4}, source="tiny")
+    lock = Lock(core="0", plugins=(), platform="cpu", pipeline="clip")
+    warnings: ClassVar[tuple[str, ...]] = ("1 plugin is not fully usable: acme",)
 
     def __init__(self, options: Any) -> None:
         self.options = options

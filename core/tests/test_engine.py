@@ -131,6 +131,19 @@ def test_guidance_off_means_one_forward_per_step() -> None:
     assert np.array_equal(with_negative.latents, without.latents)
 
 
+def test_jobs_share_nothing_where_the_pipeline_does_not_batch() -> None:
+    def forwards(**settings: Any) -> int:
+        engine = build([], batching=8, max_running=4, **settings)
+        for number in range(4):
+            engine.submit(request(f"r{number}", seeds=(number,), num_inference_steps=3))
+        drain(engine)
+        return engine.forwards["transformer"]
+
+    # Three steps with two passes of guidance, which are one job's own and may share in any case.
+    assert forwards(together=False) == 4 * 3
+    assert forwards() == 3
+
+
 def test_auto_batching_stops_at_the_declared_threshold() -> None:
     events: list[Event] = []
     modules = toy_modules()

@@ -130,6 +130,23 @@ def executor(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Itera
     assert list(temporary.glob(f"{PREFIX}*")) == []
 
 
+def test_an_environment_that_changed_is_noticed_by_the_engine() -> None:
+    lock = make_lock(load_catalog(environment()), pipeline="toy-edit", platform="cpu")
+    rows = [row._replace(version="0.0.9") if row.name == "toy" else row for row in lock.plugins]
+    executor = ChildExecutor(
+        options("tiny:toy-edit"),
+        lock_json=lock._replace(plugins=tuple(rows)).to_json(),
+        environ=environment(),
+    )
+    try:
+        wait_for(lambda: executor.state.status == "failed", 60.0)
+        assert executor.state.reason.startswith("SGLD-P011 sgld-core")
+        assert "toy_plugin is" in executor.state.reason
+        assert "0.0.9 in the lock" in executor.state.reason
+    finally:
+        executor.close()
+
+
 def test_results_equal_those_of_the_same_process(executor: ChildExecutor) -> None:
     from sgld.engine.build import build_engine
     from sgld.engine.executors.in_process import InProcessExecutor

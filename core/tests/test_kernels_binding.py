@@ -27,7 +27,8 @@ def bound(wanted: dict[str, str], *, can: frozenset[str], priority: int = 5) -> 
     entries = {"sdpa": builtin, "fast": builtin._replace(spec=spec)}
     plan: Any = SimpleNamespace(
         options=SimpleNamespace(attention=wanted),
-        catalog=SimpleNamespace(attention=entries, kernels={}),
+        catalog=SimpleNamespace(attention=entries, kernels={}, platforms={}),
+        lock=SimpleNamespace(choices={}),
     )
     table = bind_ops(plan, CpuPlatform())
     return [table[role] for role in ROLES]

@@ -76,7 +76,7 @@ def test_residency_spellings(way: str, value: Any, expected: dict[str, str]):
      ("batching", True, "from 1 to 64"), ("max_running", 0, "from 1 to 256"),
      ("load_format", "random", "one of auto, dummy"), ("allow_pickle", 1, "true or false"),
      ("allow_pickle", "true", "true or false"), ("revision", True, "must be text"),
-     ("trust_remote_code", True, "install a plugin"), ("model_path", "", "not empty")],
+     ("trust_remote_code", "yes", "true or false"), ("model_path", "", "not empty")],
 )  # fmt: skip
 def test_wrong_serving_options(name: str, value: Any, message: str):
     with pytest.raises(ParameterError, match=message) as caught:

@@ -73,7 +73,7 @@ def codes(rows: Catalog) -> list[tuple[str, str]]:
 def test_the_core_alone() -> None:
     rows = collect({"SGLD_PLUGINS": ""}, path=[])
     assert [row.name for row in rows.plugins] == ["builtin"]
-    assert set(rows.platforms) == {"cpu", "cuda"}
+    assert set(rows.platforms) == {"cpu", "cuda", "rocm", "xpu", "npu", "musa", "mps"}
     assert set(rows.attention) == {"sdpa"}
     assert set(rows.executors) == {"in-process"}
     assert not rows.pipelines
@@ -263,7 +263,7 @@ def test_reports(make: Make) -> None:
 def test_a_lock_survives_json_and_gives_the_same_catalog(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sgld.plugins.lock.version_of", lambda dist: "1.0")
+    monkeypatch.setattr("sgld.plugins.lock.versions_of", lambda dists: dict.fromkeys(dists, "1.0"))
     rows = catalog(make("good", pipeline("a", features=frozenset("xyz"))), make("bad", contract=9))
     lock = make_lock(rows, pipeline="a", choices={"attention": "sdpa"}, features={"cfg", "batch"})
     assert [row.name for row in lock.plugins] == ["good"]
@@ -277,7 +277,7 @@ def test_a_lock_survives_json_and_gives_the_same_catalog(
 
 
 def locked(make: Make, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Lock:
-    monkeypatch.setattr("sgld.plugins.lock.version_of", lambda dist: "1.0")
+    monkeypatch.setattr("sgld.plugins.lock.versions_of", lambda dists: dict.fromkeys(dists, "1.0"))
     return make_lock(catalog(make("good", pipeline("a"))), pipeline="a", **more)
 
 
@@ -298,9 +298,9 @@ def test_p011_every_difference(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     refused(lambda: verify(lock._replace(records="0")), "describes itself otherwise")
     gone = lock.plugins[0]._replace(module="no_such_plugin_module")
     refused(lambda: verify(lock._replace(plugins=(gone,))), "SGLD-P001")
-    monkeypatch.setattr("sgld.plugins.lock.version_of", lambda dist: "2.0")
+    monkeypatch.setattr("sgld.plugins.lock.versions_of", lambda dists: dict.fromkeys(dists, "2.0"))
     refused(lambda: verify(lock), "dist-good is 2.0 here, 1.0 in the lock")
-    monkeypatch.setattr("sgld.plugins.lock.version_of", lambda dist: "")
+    monkeypatch.setattr("sgld.plugins.lock.versions_of", lambda dists: dict.fromkeys(dists, ""))
     refused(lambda: verify(lock), "dist-good is missing here")
 
 
@@ -334,5 +334,5 @@ def test_the_digest_depends_on_every_decision(make: Make, monkeypatch: pytest.Mo
 
 
 def test_every_code_has_a_phase_and_a_meaning() -> None:
-    assert list(CODES) == [f"SGLD-P{number:03}" for number in range(1, 14)]
+    assert list(CODES) == [f"SGLD-P{number:03}" for number in range(1, 23)]
     assert all(row.phase and row.meaning.endswith(".") for row in CODES.values())

@@ -207,7 +207,8 @@ EXTERNAL_TABLE = [
     ({"SGLD_EXTERNAL_MODEL_PACKAGE": "acme"}, ["acme"]),
     ({"SGLANG_EXTERNAL_MODEL_PACKAGE": "acme.models"}, ["acme.models"]),
     ({"SGLD_EXTERNAL_MODEL_PACKAGE": " a , b,,a "}, ["a", "b"]),
-    ({"SGLD_EXTERNAL_MODEL_PACKAGE": "a", "SGLANG_EXTERNAL_MODEL_PACKAGE": "b"}, ["a"]),
+    ({"SGLD_EXTERNAL_MODEL_PACKAGE": "", "SGLANG_EXTERNAL_MODEL_PACKAGE": "b"}, ["b"]),
+    ({"SGLD_EXTERNAL_MODEL_PACKAGE": "a,b", "SGLANG_EXTERNAL_MODEL_PACKAGE": "b, a"}, ["a", "b"]),
     ({"SGLD_EXTERNAL_MODEL_PACKAGE": "a", "SGLD_PLUGINS": ""}, ["a"]),
     ({"SGLD_EXTERNAL_MODEL_PACKAGE": ""}, []),
 ]
@@ -218,6 +219,14 @@ def test_external_packages(environ: dict[str, str], packages: list[str]) -> None
     result = find(environ, [])
     assert [row.module for row in result.found if row.source == "local"] == packages
     assert not result.failures
+
+
+def test_p006_two_lists_of_packages_that_differ() -> None:
+    both = {"SGLD_EXTERNAL_MODEL_PACKAGE": "a", "SGLANG_EXTERNAL_MODEL_PACKAGE": "a,b,c"}
+    result = find(both, [])
+    assert [row.module for row in result.found if row.source == "local"] == ["a"]
+    assert codes(result) == ["SGLD-P006"]
+    assert "SGLANG_EXTERNAL_MODEL_PACKAGE names b, c, but SGLD_EXTERNAL" in str(result.failures[0])
 
 
 def test_p012_external_package_that_is_no_module_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sgld.platforms import probe
+from sgld.platforms.generations import GPU_ABILITIES, cuda_dtypes
 from sgld.platforms.probe import Device, probe_cpu, probe_cuda
 
 
@@ -47,7 +48,8 @@ class Driver:
         return 0
 
 
-ALPHA, BETA = Device(0, "Alpha", 90, 80), Device(1, "Beta", 91, 160)
+MORE = (cuda_dtypes(90), GPU_ABILITIES)
+ALPHA, BETA = Device(0, "Alpha", 90, 80, *MORE), Device(1, "Beta", 91, 160, *MORE)
 
 
 def with_driver(monkeypatch: pytest.MonkeyPatch, driver: Any) -> None:

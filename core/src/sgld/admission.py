@@ -2,24 +2,23 @@
 pipeline does not fulfil. Torch-free.
 
     check_options(options, catalog)            device, attention backends, pins, model id
-    check_components(spec, options)            overrides of components that the family lacks
+    check_early(spec, options, refused)        what needs no checkpoint to be refused
     check_features(spec, options, residency)   what the pipeline does not list as a feature
-    check_cache(spec, options, catalog)        a cache policy that it does not support
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from sgld.api import features
 from sgld.api.errors import DeviceError, FeatureError, ParameterError, Problem
-from sgld.api.specs import CacheSpec, PipelineSpec
+from sgld.api.specs import PipelineSpec
 from sgld.params.nearest import did_you_mean
-from sgld.params.serving import ServingOptions
+from sgld.params.sampling import SamplingParams
+from sgld.params.serving import ServingOptions, resolve_residency
 from sgld.plugins.catalog import Catalog
-from sgld.plugins.choose import choose_cache, choose_platform
-from sgld.plugins.resolve import Entry
+from sgld.plugins.choose import choose_platform
 
 
 def check_options(options: ServingOptions, catalog: Catalog) -> None:
@@ -91,15 +90,14 @@ def _is_claimed(model_id: str, catalog: Catalog) -> bool:
     return False
 
 
-def check_components(spec: PipelineSpec, options: ServingOptions) -> None:
-    """Refuse overrides of components that no checkpoint of this pipeline has, before their files
-    are looked for."""
+def component_problems(spec: PipelineSpec, options: ServingOptions) -> list[Problem]:
+    """Overrides of components that no checkpoint of this pipeline has."""
     tables = {
         "component_path": options.component_paths,
         "component_weights_path": options.component_weights_paths,
         "component_precision": options.component_precisions,
     }
-    problems = [
+    return [
         Problem(
             f"{table}.{name}",
             value,
@@ -111,14 +109,39 @@ def check_components(spec: PipelineSpec, options: ServingOptions) -> None:
         for name, value in values.items()
         if spec.components and name not in spec.components
     ]
-    if problems:
+
+
+def check_early(spec: PipelineSpec, options: ServingOptions, refused: Sequence[str] = ()) -> None:
+    """Refuse, all at once, what needs no checkpoint to be refused: before files are looked for, and
+    before a tiny one is written. `refused` are reasons that were found elsewhere.
+
+    Raises:
+        ParameterError: nothing is wrong but overrides of components that the pipeline lacks.
+        FeatureError: everything else, with such overrides.
+    """
+    problems = component_problems(spec, options)
+    if spec.inspect and not problems:
+        return  # the checkpoint may give further reasons, and all are told at once
+    reasons = [*feature_reasons(spec, options, _asked_residency(spec, options)), *refused]
+    if problems and not reasons:
         raise ParameterError(problems)
+    refuse(spec, [*(str(problem).rstrip(".") for problem in problems), *reasons])
 
 
-def check_features(
+def _asked_residency(spec: PipelineSpec, options: ServingOptions) -> dict[str, str]:
+    """The modes that are asked for; selectors that fit no component of the family are left out."""
+    if not spec.components:
+        return dict(options.residency)
+    names = {*spec.components, *spec.components.values(), "all"}
+    known = {key: mode for key, mode in options.residency.items() if key in names}
+    return resolve_residency(known, spec.components)
+
+
+def feature_reasons(
     spec: PipelineSpec, options: ServingOptions, residency: Mapping[str, str]
-) -> None:
-    """Refuse, all at once, what the pipeline did not list as a feature."""
+) -> list[str]:
+    """What is asked for and not listed as a feature of the pipeline, in words; docs/plugins.md has
+    the table."""
     asked: list[tuple[str, str]] = []
     for name, mode in residency.items():
         if mode == "component-offload":
@@ -131,24 +154,43 @@ def check_features(
         asked.append((f"--batching {options.batching}", features.STEP_BATCHING))
     if options.vae_tiling:
         asked.append(("--vae-tiling", features.VAE_TILING))
+    if options.trust_remote_code:
+        asked.append(("--trust-remote-code", features.REMOTE_CODE))
     reasons = [
         f"{flag}: pipeline {spec.id} does not list {feature!r}"
         for flag, feature in asked
         if feature not in spec.features
     ]
+    if spec.max_running and (options.max_running or 0) > spec.max_running:
+        most = f"pipeline {spec.id} runs at most {spec.max_running} at once"
+        reasons.append(f"--max-running {options.max_running}: {most}")
+    return reasons
+
+
+def guidance_reasons(spec: PipelineSpec, params: type[SamplingParams]) -> list[str]:
+    """Guidance by two passes that the parameters offer and the pipeline does not."""
+    if params.guidance != "cfg" or features.CFG in spec.features:
+        return []
+    text = f"pipeline {spec.id} does not list {features.CFG!r}, though its parameters offer it"
+    return [f"guidance_scale: {text} (for {spec.id}'s author to mend)"]
+
+
+def check_features(
+    spec: PipelineSpec,
+    options: ServingOptions,
+    residency: Mapping[str, str],
+    refusals: Sequence[str] = (),
+) -> None:
+    """Refuse, all at once, what the pipeline did not list as a feature, and what it or others found
+    that cannot be had (`refusals`)."""
+    refuse(spec, [*feature_reasons(spec, options, residency), *refusals])
+
+
+def refuse(spec: PipelineSpec, reasons: Sequence[str]) -> None:
+    """Raise FeatureError with all reasons; nothing when there is none."""
     if reasons:
         listed = ", ".join(sorted(spec.features)) or "none"
         raise FeatureError(
             f"{spec.id} cannot be served like this: " + "; ".join(reasons) + ".",
             remedy=f"Features of {spec.id}: {listed}.",
         )
-
-
-def check_cache(
-    spec: PipelineSpec, options: ServingOptions, catalog: Catalog
-) -> Entry[CacheSpec] | None:
-    """The cache policy that the user picked, None for none; refuses one that the pipeline does not
-    support or that nothing here brings."""
-    if options.cache_policy is None:
-        return None
-    return choose_cache(catalog.caches, spec.caches, options.cache_policy)

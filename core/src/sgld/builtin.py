@@ -27,16 +27,65 @@ def sgld_plugin() -> Plugin:
 
 @hookimpl
 def sgld_platforms() -> Iterator[PlatformSpec]:
-    """CUDA where there is a device, else the CPU."""
+    """An accelerator where there is one, else the CPU."""
+    where = "sgld.platforms"
     yield PlatformSpec(
-        id="cpu", target="sgld.platforms.cpu:CpuPlatform", probe="sgld.platforms.probe:probe_cpu"
+        id="cpu",
+        target=f"{where}.cpu:CpuPlatform",
+        probe=f"{where}.probe:probe_cpu",
+        collective="gloo",
     )
     yield PlatformSpec(
         id="cuda",
-        target="sgld.platforms.cuda:CudaPlatform",
-        probe="sgld.platforms.probe:probe_cuda",
+        target=f"{where}.cuda:CudaPlatform",
+        probe=f"{where}.probe:probe_cuda",
         requires=Requires(device="cuda"),
         priority=10,
+        collective="nccl",
+    )
+    yield PlatformSpec(
+        id="rocm",
+        target=f"{where}.rocm:RocmPlatform",
+        probe=f"{where}.probes.rocm:probe_rocm",
+        requires=Requires(device="rocm"),
+        priority=10,
+        collective="nccl",  # torch calls RCCL by this name
+    )
+    yield PlatformSpec(
+        id="xpu",
+        target=f"{where}.xpu:XpuPlatform",
+        probe=f"{where}.probes.xpu:probe_xpu",
+        requires=Requires(device="xpu"),
+        priority=10,
+        attention=("sdpa",),
+        collective="xccl",
+    )
+    yield PlatformSpec(
+        id="npu",
+        target=f"{where}.npu:NpuPlatform",
+        probe=f"{where}.probes.npu:probe_npu",
+        requires=Requires(device="npu", packages=("torch_npu",)),
+        priority=10,
+        attention=("sdpa",),
+        collective="hccl",
+    )
+    yield PlatformSpec(
+        id="musa",
+        target=f"{where}.musa:MusaPlatform",
+        probe=f"{where}.probes.musa:probe_musa",
+        requires=Requires(device="musa", packages=("torch_musa",)),
+        priority=10,
+        attention=("sdpa",),
+        collective="mccl",
+    )
+    yield PlatformSpec(
+        id="mps",
+        target=f"{where}.mps:MpsPlatform",
+        probe=f"{where}.probes.mps:probe_mps",
+        requires=Requires(device="mps"),
+        priority=10,
+        attention=("sdpa",),
+        collective="gloo",
     )
 
 

@@ -12,33 +12,32 @@ Torch-free. A plan owns the temporary folder of a `tiny:` or `config:` model; cl
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from sgld.admission import check_cache, check_components, check_features, check_options
-from sgld.api.errors import PluginError, UserError
+from sgld.admission import check_early, check_features, check_options, guidance_reasons
+from sgld.api.errors import PluginError
 from sgld.api.specs import CacheSpec, PipelineSpec, RealtimeSpec
+from sgld.blueprints import blueprint_of, inside, is_made, write
+from sgld.decisions import Wishes, choose_wishes, repeat, write_down
+from sgld.params.inspected import Inspected
 from sgld.params.merge import Built, Layer, build
 from sgld.params.sampling import SamplingParams
-from sgld.params.serving import ServingOptions, resolve_residency
-from sgld.plugins.catalog import Catalog, load_catalog, load_target
+from sgld.params.serving import MAX_RUNNING, ServingOptions, resolve_residency
+from sgld.plugins.backends import AUTO
+from sgld.plugins.catalog import Catalog, load_catalog, load_target, refuse_failures
+from sgld.plugins.lock import Lock, read_lock, write_lock
 from sgld.plugins.match import NameOnly
 from sgld.plugins.recognise import Recognition
+from sgld.plugins.report import summary_line
 from sgld.plugins.resolve import Entry
 from sgld.weights.complete import check_complete
 from sgld.weights.files import ModelFiles
 from sgld.weights.layout import Located, diffusers_layout
 from sgld.weights.overrides import ComponentOverrides
 from sgld.weights.resolve import resolve
-
-TINY = "tiny:"
-CONFIG = "config:"
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class ModelPlan:
         residency: component name → mode.
         precisions: component name → precision word.
         cache_policy: what the user picked; None: the family's own.
+        lock: the decision as data, for the engine's process and for repeating the run.
     """
 
     options: ServingOptions
@@ -67,7 +67,8 @@ class ModelPlan:
     located: Mapping[str, Located]
     residency: Mapping[str, str]
     precisions: Mapping[str, str]
-    cache_policy: Entry[CacheSpec] | None = None
+    cache_policy: Entry[CacheSpec] | None
+    lock: Lock
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
@@ -79,6 +80,16 @@ class ModelPlan:
     def spec(self) -> PipelineSpec:
         """The chosen pipeline's record."""
         return self.recognition.entry.spec
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What this checkpoint can do, such as `text-to-video`."""
+        return self.params_class.tasks if self.spec.inspect else self.spec.tasks
+
+    @property
+    def max_running(self) -> int:
+        """Requests that are driven at once."""
+        return self.options.max_running or min(self.spec.max_running or MAX_RUNNING, MAX_RUNNING)
 
     @property
     def adapters(self) -> dict[str, Entry[RealtimeSpec]]:
@@ -100,6 +111,13 @@ class ModelPlan:
                 remedy="Leave one of these plugins out with SGLD_PLUGINS.",
             )
         return next(iter(found.values()), None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with plugins that this model does without, one line each."""
+        broken = [str(row.failure) for row in self.recognition.tried if row.failure is not None]
+        notes = [str(row) for row in self.catalog.failures if row.code == "SGLD-P006"]
+        return tuple(line for line in (summary_line(self.catalog), *notes, *broken) if line)
 
     @property
     def components(self) -> Mapping[str, str]:
@@ -156,17 +174,29 @@ def sketch(options: ServingOptions, *, environ: Mapping[str, str] | None = None)
     """The parameters of a `tiny:` or `config:` model; None for every other model, which is planned
     without being written. Raises as `make_plan` does for what needs no checkpoint.
     """
-    if not options.model_path.startswith((TINY, CONFIG)):
+    if not is_made(options.model_path):
         return None
     environ = os.environ if environ is None else environ
-    catalog = load_catalog(environ, prefer=options.prefer, strict=options.strict_plugins)
-    entry, _ = _blueprint_of(options, catalog)
+    catalog, lock = _plugins(options, environ, None)
+    entry, _ = blueprint_of(options, catalog)
+    if entry.spec.inspect:
+        return None  # only the written checkpoint can say
     check_options(options, catalog)
-    check_components(entry.spec, options)
+    _wishes(entry, options, catalog, lock)
     known = NameOnly(options.model_id or "")
     defaults = catalog.preset(entry.spec, known, model_id=options.model_id or "")
     layer = Layer("preset", defaults, source=entry.spec.id)
     return Sketch(load_target(entry.spec.params, entry), layer)
+
+
+def _wishes(
+    entry: Entry[PipelineSpec], options: ServingOptions, catalog: Catalog, lock: Lock | None
+) -> Wishes:
+    """What is decided without a checkpoint; raises for what can be refused without one."""
+    wishes, spec = choose_wishes(entry.spec, options, catalog, lock), entry.spec
+    own = [] if spec.inspect else guidance_reasons(spec, load_target(spec.params, entry))
+    check_early(spec, options, (*own, *wishes.refused))
+    return wishes
 
 
 def make_plan(
@@ -174,96 +204,75 @@ def make_plan(
     *,
     environ: Mapping[str, str] | None = None,
     isolate: bool = False,
+    catalog: Catalog | None = None,
+    lock: Lock | None = None,
 ) -> ModelPlan:
     """Decide how `options.model_path` is served.
 
     With `isolate` a `tiny:` checkpoint is written by a process of its own, so that this one does
-    not load torch for it.
+    not load torch for it. `catalog`: these plugins instead of those that are installed. `lock`:
+    what a parent process decided, which is obeyed; no variable is read and no plugin looked for.
 
     Raises:
         ModelError: the model is not found, not recognised, ambiguous or incomplete.
         FeatureError: something asked for is not offered; all reasons at once.
         ParameterError: an option names a component that the model does not have.
-        PluginError: the plugin that serves the model is broken.
+        PluginError: the plugin that serves the model is broken, or a lock does not fit.
     """
     environ = os.environ if environ is None else environ
-    catalog = load_catalog(environ, prefer=options.prefer, strict=options.strict_plugins)
+    if catalog is None:
+        catalog, lock = _plugins(options, environ, lock)
     check_options(options, catalog)
-    folder = _blueprint(options, catalog, isolate)
+    folder = None
+    if is_made(options.model_path):
+        entry, target = blueprint_of(options, catalog)
+        _wishes(entry, options, catalog, lock)
+        folder = write(options, entry, target, isolate=isolate)
     try:
-        return _decide(options, catalog, folder)
+        plan = _decide(options, catalog, folder, environ, lock)
+        if options.write_lock is not None:
+            write_lock(plan.lock, options.write_lock)
     except BaseException:
         if folder is not None:
             folder.cleanup()
         raise
+    return plan
 
 
-def _blueprint(
-    options: ServingOptions, catalog: Catalog, isolate: bool
-) -> tempfile.TemporaryDirectory[str] | None:
-    """Write the checkpoint of `tiny:NAME` or `config:NAME` into a temporary folder."""
-    path = options.model_path
-    if not path.startswith((TINY, CONFIG)):
-        return None
-    entry, target = _blueprint_of(options, catalog)
-    write = partial(_write_apart, target) if isolate else load_target(target, entry)
-    folder = tempfile.TemporaryDirectory(prefix="sgld-")
-    try:
-        write(_inside(folder, path))
-    except BaseException:
-        folder.cleanup()
-        raise
-    return folder
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from sgld.plugins.catalog import load_target
-load_target(sys.argv[1])(Path(sys.argv[2]))
-"""
-
-
-def _write_apart(target: str, folder: Path) -> None:
-    """Write a checkpoint in another process, which imports what this one should not."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
-    command = [sys.executable, "-c", WRITER, target, str(folder)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-        raise UserError(f"the checkpoint {folder.name} could not be written: {last}")
-
-
-def _blueprint_of(options: ServingOptions, catalog: Catalog) -> tuple[Entry[PipelineSpec], str]:
-    """The pipeline and the writing function of a `tiny:` or `config:` path."""
-    path = options.model_path
-    if path.startswith(TINY):
-        return catalog.blueprint(path.removeprefix(TINY), "tiny")
-    found = catalog.blueprint(path.removeprefix(CONFIG))
-    if options.load_format != "dummy":
-        raise UserError(
-            f"model_path={path!r}: this is a configuration without weights.",
-            remedy="Add --load-format dummy to run it with random weights.",
-        )
-    return found
-
-
-def _inside(folder: tempfile.TemporaryDirectory[str], path: str) -> Path:
-    return Path(folder.name) / path.partition(":")[2].replace(":", "-")
+def _plugins(
+    options: ServingOptions, environ: Mapping[str, str], lock: Lock | None
+) -> tuple[Catalog, Lock | None]:
+    """The plugins, and the lock that names them if there is one: a parent's or the user's."""
+    if lock is not None:
+        return repeat(lock, options), lock
+    if options.lock is None:
+        catalog = load_catalog(environ, prefer=options.prefer, strict=options.strict_plugins)
+        return catalog, None
+    lock = read_lock(options.lock)
+    catalog = repeat(lock, options, environ)
+    refuse_failures(catalog, environ, strict=options.strict_plugins)
+    return catalog, lock
 
 
 def _decide(
-    options: ServingOptions, catalog: Catalog, folder: tempfile.TemporaryDirectory[str] | None
+    options: ServingOptions,
+    catalog: Catalog,
+    folder: tempfile.TemporaryDirectory[str] | None,
+    environ: Mapping[str, str],
+    lock: Lock | None,
 ) -> ModelPlan:
     if folder is not None:
-        files = resolve(str(_inside(folder, options.model_path)))
+        files = resolve(str(inside(folder, options.model_path)))
     else:
         files = resolve(options.model_path, revision=options.revision, model_id=options.model_id)
     recognition = catalog.recognise(
-        files, pipeline=options.pipeline_class_name or "", model_id=options.model_id or ""
+        files,
+        pipeline=options.pipeline_class_name or "",
+        model_id=options.model_id or "",
+        backend=_backend(options, catalog, lock),
     )
     entry = recognition.entry
-    check_components(entry.spec, options)
+    wishes = _wishes(entry, options, catalog, lock)
     overrides = ComponentOverrides.build(
         options.component_paths, options.component_weights_paths, options.component_precisions
     )
@@ -277,18 +286,42 @@ def _decide(
     residency = resolve_residency(
         options.residency, {name: where.group for name, where in by_name.items()}
     )
-    check_features(entry.spec, options, residency)
-    cache_policy = check_cache(entry.spec, options, catalog)
+    inspected = _inspect(entry, files, options)
+    check_features(
+        entry.spec,
+        options,
+        residency,
+        (*guidance_reasons(entry.spec, inspected.params), *inspected.refusals, *wishes.refused),
+    )
+    decisions = wishes.granted()
     return ModelPlan(
         options=options,
         catalog=catalog,
         files=files,
         recognition=recognition,
-        params_class=load_target(entry.spec.params, entry),
+        params_class=inspected.params,
         preset_defaults=catalog.preset(entry.spec, files, model_id=options.model_id or ""),
         located=by_name,
         residency=residency,
         precisions={name: overrides.precision(name, options.dtype) for name in by_name},
-        cache_policy=cache_policy,
+        cache_policy=decisions.cache,
+        lock=write_down(catalog, entry.spec, decisions, options, environ, lock),
         _folder=folder,
     )
+
+
+def _inspect(entry: Entry[PipelineSpec], files: ModelFiles, options: ServingOptions) -> Inspected:
+    """The parameters of this checkpoint: the family's, unless the pipeline asks each one."""
+    if entry.spec.inspect:
+        return load_target(entry.spec.inspect, entry)(files, options)
+    return Inspected(load_target(entry.spec.params, entry))
+
+
+def _backend(options: ServingOptions, catalog: Catalog, lock: Lock | None) -> str:
+    """The backend to ask: that of the lock's pipeline, and a checkpoint that is written here is
+    served by the one that wrote it."""
+    if options.backend == AUTO and lock is not None and lock.pipeline in catalog.pipelines:
+        return catalog.pipelines[lock.pipeline].spec.backend
+    if options.backend != AUTO or not is_made(options.model_path):
+        return options.backend
+    return blueprint_of(options, catalog)[0].spec.backend

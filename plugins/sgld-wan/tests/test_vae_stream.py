@@ -208,6 +208,19 @@ def test_any_cut_of_a_video_encodes_to_the_same_bits(
 
 
 @both
+def test_channels_innermost_change_rounding_only(layout: str) -> None:
+    plain, vae = tiny_vae(layout), Vae(TINY[layout])
+    vae.load_state_dict(plain.state_dict())
+    vae.requires_grad_(False).eval().lay_out()
+    latents = noise(1, TINY[layout]["z_dim"], 4, 2, 3)
+    frames, history = decoded(vae, latents, (1, 2, 1))
+    assert torch.equal(frames, vae.decode(latents))
+    assert relative_l2(frames, plain.decode(latents)) < 1e-5
+    kept = [slot for slot in history if isinstance(slot, torch.Tensor)]
+    assert any(slot.is_contiguous(memory_format=torch.channels_last_3d) for slot in kept)
+
+
+@both
 def test_half_precision_streams_equal_the_half_precision_clip(layout: str) -> None:
     vae, dtype = tiny_vae(layout, torch.bfloat16), torch.bfloat16
     latents = noise(1, TINY[layout]["z_dim"], 5, 2, 3, dtype=dtype)

@@ -38,7 +38,8 @@ def sgld_pipelines() -> Iterable[specs.PipelineSpec]:  # pyright: ignore[reportR
 
 @hookspec
 def sgld_stages() -> Iterable[specs.StageSpec]:  # pyright: ignore[reportReturnType]
-    """Stages that other pipelines may reuse, or that replace a named one."""
+    """Stages that other pipelines may reuse. The core lists them and tests use them; a pipeline
+    takes one by importing its class, so `replaces` moves the id and changes no pipeline."""
 
 
 @hookspec
@@ -48,27 +49,27 @@ def sgld_realtime() -> Iterable[specs.RealtimeSpec]:  # pyright: ignore[reportRe
 
 @hookspec
 def sgld_attention() -> Iterable[specs.AttentionSpec]:  # pyright: ignore[reportReturnType]
-    """Attention backends."""
+    """Attention backends: softmax(q·kᵀ·scale)·v for the layers of every model."""
 
 
 @hookspec
 def sgld_kernels() -> Iterable[specs.KernelSpec]:  # pyright: ignore[reportReturnType]
-    """Kernels for named ops."""
+    """Kernels: other implementations of the named ops of docs/ops.md."""
 
 
 @hookspec
 def sgld_caches() -> Iterable[specs.CacheSpec]:  # pyright: ignore[reportReturnType]
-    """Causal-cache policies."""
+    """Policies of causal caches: which frames of the past a model remembers."""
 
 
 @hookspec
 def sgld_executors() -> Iterable[specs.ExecutorSpec]:  # pyright: ignore[reportReturnType]
-    """Places where an engine can live."""
+    """Places where an engine can live. This core lists them and always uses its own two."""
 
 
 @hookspec
 def sgld_postprocessors() -> Iterable[specs.PostprocessorSpec]:  # pyright: ignore[reportReturnType]
-    """Steps between decoded frames and the encoder."""
+    """Steps between decoded frames and the encoder. This core lists them and runs none yet."""
 
 
 @hookspec
@@ -78,4 +79,4 @@ def sgld_commands() -> Iterable[specs.CommandSpec]:  # pyright: ignore[reportRet
 
 @hookspec
 def sgld_routes() -> Iterable[specs.RouteSpec]:  # pyright: ignore[reportReturnType]
-    """Further HTTP paths of the server."""
+    """Further HTTP paths of the server. This core lists them and serves none yet."""

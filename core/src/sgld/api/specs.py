@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 NO_LIMIT: Final = 10**9
 EMPTY: Final[Mapping[str, Any]] = {}
+NATIVE: Final = "native"
+"""The backend of a pipeline that is written for its family."""
 
 ID_PATTERN: Final = re.compile(r"[a-z][a-z0-9]*(?:[-.][a-z0-9]+)*")
 TARGET_PATTERN: Final = re.compile(
@@ -23,9 +25,13 @@ class Plugin(NamedTuple):
     """Who a plugin is and which contract versions it speaks, for example `{"pipeline": 1}`."""
 
     name: str
+    """As the entry point is named: lower-case words joined by `-`."""
     contracts: Mapping[str, int]
+    """Kind → version, for every kind that the plugin brings."""
     summary: str = ""
+    """One line for lists."""
     homepage: str = ""
+    """Where to read more and to report what is wrong."""
     needs: tuple[str, ...] = ()
     """Names of plugins that must be usable for this one to work."""
 
@@ -34,12 +40,15 @@ class Requires(NamedTuple):
     """What must hold on the machine; pure data, all parts must hold."""
 
     device: str = "any"
+    """Id of a platform."""
     arch: tuple[int, int] = (0, NO_LIMIT)
     """Inclusive range of the device's architecture number (CUDA 9.0 is 90)."""
     dtypes: tuple[str, ...] = ()
+    """The device computes in at least one of these; empty: in any."""
     packages: tuple[str, ...] = ()
     """Importable module names."""
     abilities: tuple[str, ...] = ()
+    """Words of the device's facts, such as `streams`."""
 
 
 class Where(NamedTuple):
@@ -51,10 +60,15 @@ class Where(NamedTuple):
     """
 
     file: str
+    """Path inside the checkpoint, such as `model_index.json`."""
     key: str
+    """Such as `_class_name`, or `transformer.1` for the second item of a list."""
     test: str = "set"
+    """What must hold of the value there."""
     value: Any = None
+    """What it is compared with."""
     optional_file: bool = False
+    """Whether `unset` also holds when the file is missing."""
 
 
 class Claims(NamedTuple):
@@ -65,11 +79,15 @@ class Claims(NamedTuple):
     """
 
     repos: tuple[str, ...] = ()
+    """Hub ids, `owner/name`."""
     aliases: tuple[str, ...] = ()
+    """Short names that users may type for the model."""
     rules: tuple[tuple[Where, ...], ...] = ()
     """Alternatives; within one alternative every condition must hold."""
     files: tuple[str, ...] = ()
+    """Files whose presence says what it is."""
     patterns: tuple[str, ...] = ()
+    """Shell patterns of names, such as `*acme-video*`."""
     detect: str = ""
     """Target `(ModelFiles) -> int`, asked only when nothing above matched."""
 
@@ -82,21 +100,28 @@ class Preset(NamedTuple):
     """
 
     id: str
+    """Shown as the origin of a value."""
     defaults: Mapping[str, Any]
+    """Parameter → value."""
     repos: tuple[str, ...] = ()
+    """Hub ids that it holds for."""
     rules: tuple[tuple[Where, ...], ...] = ()
+    """Alternatives, as in `Claims.rules`, that it holds for."""
 
 
 class PipelineSpec(NamedTuple):
     """A model family (or one variant of it) that can turn requests into media."""
 
     id: str
+    """What `--pipeline-class-name` and `tiny:ID` call it."""
     target: str
     """A `sgld.engine.pipeline.Pipeline` subclass."""
     params: str
     """A torch-free `sgld.params.sampling.SamplingParams` subclass."""
     tasks: tuple[str, ...]
+    """`text-to-image`, `image-to-image`, `text-to-video`, `image-to-video`."""
     claims: Claims
+    """How its checkpoints are recognised."""
     components: Mapping[str, str] = EMPTY
     """Name of every module a checkpoint may hold → its residency group (`dit`, `text_encoder`,
     `image_encoder`, `vae`)."""
@@ -104,36 +129,65 @@ class PipelineSpec(NamedTuple):
     """Torch-free target `(ModelFiles, ComponentOverrides) -> Sequence[Located]`: which files hold
     which component of a checkpoint; empty: the diffusers layout."""
     features: frozenset[str] = frozenset()
+    """Options that it takes (`sgld.api.features`); what is not listed is refused before loading."""
+    backend: str = NATIVE
+    """What `--backend` calls it. Any other name makes it a fallback: it serves what no native
+    pipeline claims, and what is asked of it by that name."""
+    inspect: str = ""
+    """Torch-free target `(ModelFiles, ServingOptions) -> sgld.params.inspected.Inspected`, for a
+    pipeline that serves many families: the parameters of this very checkpoint, and what of the
+    options it cannot fulfil; raises ModelError for a checkpoint that it cannot serve."""
+    max_running: int = 0
+    """Requests that it can run at once; 0: any number."""
     caches: tuple[str, ...] = ()
+    """Ids of the cache policies that it takes; `*`: any that is installed."""
     presets: tuple[Preset, ...] = ()
+    """Defaults of its parameters."""
     blueprints: Mapping[str, str] = EMPTY
     """Name → target `(folder: Path) -> None` writing a checkpoint without network: `tiny` is a
-    complete random one under 5 MB; other names are real sizes as configuration only."""
+    complete random one under 5 MB; other names are real sizes as configuration only, or, of a
+    fallback, further families as small as `tiny`."""
     summary: str = ""
+    """One line for lists."""
     replaces: str = ""
+    """The distribution or plugin whose record with this id it takes the place of."""
     retired: str = ""
     """Last version of the distribution that still had it; a tombstone."""
 
 
 class StageSpec(NamedTuple):
-    """A stage that other pipelines may reuse or replace by id."""
+    """A stage that other pipelines may reuse."""
 
     id: str
     target: str
+    """A `sgld.engine.stage.Stage` subclass whose constructor needs no argument."""
     reads: tuple[str, ...] = ()
+    """Slots; equal to those of the class, as are the next two."""
     writes: tuple[str, ...] = ()
+    """Slots."""
     uses: tuple[str, ...] = ()
+    """Components that it calls."""
     replaces: str = ""
 
 
 class PlatformSpec(NamedTuple):
-    """A device family. `probe` is a target `() -> Probe`-like mapping; `target` is the Platform."""
+    """A device family."""
 
     id: str
+    """What `--device` and `Requires.device` call it."""
     target: str
+    """A `sgld.platforms.platform.Platform` subclass."""
     probe: str
+    """Torch-free `() -> sgld.platforms.probe.Probe`."""
     requires: Requires = Requires()
+    """`packages` are looked for once the probe has found a device."""
     priority: int = 0
+    """`--device auto` takes the highest that has a device; 0 is the CPU's, 10 an accelerator's."""
+    attention: tuple[str, ...] = ()
+    """Attention backends that `auto` prefers on this family, best first, among those that fit
+    equally narrowly; it goes before their priority."""
+    collective: str = ""
+    """Backend of torch.distributed for several of these devices, such as `nccl`."""
     replaces: str = ""
 
 
@@ -142,9 +196,13 @@ class RealtimeSpec(NamedTuple):
 
     id: str
     pipeline: str
+    """Id of the pipeline that it steers."""
     target: str
+    """A torch-free `sgld.realtime.adapter.RealtimeAdapter` subclass."""
     events: tuple[str, ...] = ()
+    """Kinds of events, equal to those of the class."""
     outputs: tuple[str, ...] = ("rgb24",)
+    """Formats of frames. Shown; not read by this core, which encodes for every family alike."""
     replaces: str = ""
 
 
@@ -152,11 +210,17 @@ class AttentionSpec(NamedTuple):
     """One implementation of `attend(q, k, v)` with what it can do."""
 
     id: str
+    """What `--attention` calls it."""
     target: str
+    """`attend(q, k, v, *, scale=None)`."""
     requires: Requires = Requires()
+    """Where it runs."""
     can: frozenset[str] = frozenset()
+    """What it can beside plain attention: `mask`."""
     family: str = "dense"
+    """`auto` takes those of family `dense` only."""
     priority: int = 0
+    """Decides among those that fit equally narrowly; torch's own has 0."""
     exact: bool = True
     """False: results differ by more than rounding; never chosen without the user's consent."""
     replaces: str = ""
@@ -167,11 +231,18 @@ class KernelSpec(NamedTuple):
 
     id: str
     op: str
+    """The op's name, such as `norm.rms`."""
     target: str
+    """A callable with the signature of the op's reference."""
     requires: Requires = Requires()
+    """Where it runs."""
     contract: int = 1
+    """Version of the contract of kernels that it was written for."""
     numerics: str = "exact"
+    """`exact` but for rounding, or its error as `atol=NUMBER` or `rtol=NUMBER`; then it is taken
+    only with the user's consent."""
     priority: int = 0
+    """Decides among those that fit equally narrowly."""
     replaces: str = ""
 
 
@@ -179,10 +250,15 @@ class CacheSpec(NamedTuple):
     """A policy for causal caches: how history is stored, evicted, packed and shown."""
 
     id: str
+    """What `--cache-policy` and `PipelineSpec.caches` call it."""
     target: str
+    """A `sgld.causal.policies.Policy`, a frozen dataclass."""
     bounded: bool
+    """Whether memory has an end, however long the generation."""
     lossless: bool = True
+    """False: history is kept with less precision. Shown; not read by this core."""
     quant: tuple[str, ...] = ()
+    """How it packs history, such as `int4`. Shown; not read by this core."""
     replaces: str = ""
 
 
@@ -203,18 +279,23 @@ class PostprocessorSpec(NamedTuple):
 
 
 class CommandSpec(NamedTuple):
-    """`sgld <name>`: `target` is a Typer app or function, imported when the name is typed."""
+    """A command `sgld NAME`."""
 
     name: str
+    """The word after `sgld`; words of the core win."""
     target: str
+    """A Typer app or a function, imported when the name is typed."""
     help: str
+    """One line for `sgld --help` of the command."""
 
 
 class RouteSpec(NamedTuple):
     """An HTTP path of a plugin; `target` is imported by the server."""
 
     path: str
+    """Begins with a slash."""
     methods: tuple[str, ...]
+    """`GET`, `POST`, ..."""
     target: str
 
 

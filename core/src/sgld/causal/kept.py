@@ -14,6 +14,7 @@ from torch import Tensor
 from sgld.causal.cache import Part
 from sgld.causal.errors import SnapshotError, StateError
 from sgld.causal.host import host_bytes, synchronize, to_host
+from sgld.platforms.streams import keep
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name → sizes and dtype of a tensor."""
@@ -166,9 +167,8 @@ class Kept(Part):
             return
         held = self._now[name]
         if isinstance(held, Held) and held.tensor.device.type != "cpu":
-            if held.tensor.is_cuda:
-                # Its memory must not be given out again before this stream has read it.
-                held.tensor.record_stream(torch.cuda.current_stream(held.tensor.device))
+            # Its memory must not be given out again before this stream has read it.
+            keep(held.tensor)
             held.tensor = to_host(held.tensor)
 
     def _check(self, name: str, tensor: Tensor, error: type[StateError | SnapshotError]) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 from sgld.api.errors import ParameterError, Problem, SgldError
 from sgld.cli.flags import EXTRA, FlagCommand, flag_layer, with_options
 from sgld.cli.progress import make_reporter
+from sgld.cli.quiet import quiet_stdout
 from sgld.cli.signals import Terminated, terminable
 from sgld.params.merge import Layer
 from sgld.params.output import OutputOptions
@@ -122,21 +123,24 @@ def plan_model(options: ServingOptions) -> Any:
     """Recognise the model without loading it."""
     from sgld.plan import make_plan
 
-    return make_plan(options)
+    with quiet_stdout():
+        return make_plan(options)
 
 
 def sketch_model(options: ServingOptions) -> Any:
     """The parameters of a model that planning would have to write first, or None."""
     from sgld.plan import sketch
 
-    return sketch(options)
+    with quiet_stdout():
+        return sketch(options)
 
 
 def open_model(plan: Any, progress: Callable[[str, int, int], None]) -> Any:
     """Load a planned model; only now is torch imported."""
-    from sgld.model import Model
+    with quiet_stdout():
+        from sgld.model import Model
 
-    return Model.open(plan, progress=progress)
+        return Model.open(plan, progress=progress)
 
 
 def show_error(error: SgldError, *, as_json: bool = False) -> None:
@@ -238,8 +242,11 @@ def _generate_all(settings: Settings, *, quiet: bool, as_json: bool) -> int:
     log_to_stderr()
     console = Console(file=sys.stderr)
     with make_reporter(console, quiet=quiet, total=len(settings.requests)) as reporter:
+        for line in settings.plan.warnings:
+            reporter.say(f"warning: {line}")
         for note in settings.notes:
             reporter.say(f"note: {note}")
+        reporter.say(f"lock: {settings.plan.lock.line()}")
         with _opened(settings.plan, reporter.loading) as model:
             tally = Run(settings, reporter, as_json=as_json).drive(model)
         total = len(settings.requests)

@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from sgld import __version__
 from sgld.api.errors import SgldError
 from sgld.cli.light import LightGroup
+from sgld.cli.quiet import quiet_stdout
 
 COMMANDS: Final = {
     "generate": ("sgld.cli.generate:generate", "Make videos or images from prompts."),
@@ -67,7 +68,19 @@ class LazyGroup(LightGroup):
                 traceback.print_exc()
             for line in str(error).splitlines():
                 typer.echo(f"error: {line}", err=True)
+            for place in _explained(error):
+                typer.echo(f"see {place}", err=True)
             raise typer.Exit(error.exit_code) from error
+
+
+def _explained(error: SgldError) -> list[str]:
+    """Where the documentation explains the failures of plugins that an error carries."""
+    failures = getattr(error, "failures", ())
+    if not failures:
+        return []
+    from sgld.plugins.failures import section
+
+    return list(dict.fromkeys(section(row.code) for row in failures))
 
 
 def _load(target: str) -> Any:
@@ -95,7 +108,8 @@ def _plugin_command(name: str) -> Any:
     """A command that a plugin brings, or None."""
     from sgld.plugins.catalog import collect, load_target
 
-    entry = collect(os.environ).commands.get(name)
+    with quiet_stdout():
+        entry = collect(os.environ).commands.get(name)
     if entry is None:
         return None
     return _command(load_target(entry.spec.target, entry), name, entry.spec.help)
@@ -106,7 +120,8 @@ def _no_such_command(name: str) -> str:
 
     from sgld.plugins.catalog import collect
 
-    catalog = collect(os.environ)
+    with quiet_stdout():
+        catalog = collect(os.environ)
     near = get_close_matches(name, [*COMMANDS, *catalog.commands], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     failed = [row.name for row in catalog.plugins if row.state == "failed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from sgld.cli.quiet import quiet_stdout, write, write_json
 
 if TYPE_CHECKING:
     from sgld.api.specs import PipelineSpec
+    from sgld.params.sampling import SamplingParams
     from sgld.plugins.resolve import Entry
 
 app = typer.Typer(
@@ -25,6 +27,7 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="A pipeline id, see `sgld models list`.")]
+Shown = Annotated[str, typer.Argument(help="A pipeline id, or the folder of a checkpoint.")]
 Folder = Annotated[Path, typer.Argument(help="A folder that is new or empty.")]
 
 
@@ -51,27 +54,35 @@ def list_models(json: AsJson = False) -> None:
 
 
 @app.command("show", cls=LightCommand)
-def show_model(name: Name, json: AsJson = False) -> None:
+def show_model(name: Shown, json: AsJson = False) -> None:
     """Show how a family is recognised, its presets, and every parameter with its range."""
     from sgld.cli.schema import parameter_rows
     from sgld.plugins import report
 
-    entry = _entry(name)
+    entry, own = _entry(name)
     with quiet_stdout():
-        parameters = parameter_rows(entry)
+        parameters = parameter_rows(entry, own)
     if json:
         write_json({**report.pipeline_json(entry), "parameters": parameters})
         return
     write(_describe(entry, parameters))
 
 
-def _entry(name: str) -> Entry[PipelineSpec]:
+def _entry(name: str) -> tuple[Entry[PipelineSpec], type[SamplingParams] | None]:
+    """A family by its id, or the one that serves a folder with that checkpoint's parameters."""
     from sgld.plugins.catalog import unknown
 
     catalog = read_catalog()
-    if name not in catalog.pipelines:
+    if name in catalog.pipelines:
+        return catalog.pipelines[name], None
+    if not os.path.isdir(os.path.expanduser(name)):
         raise unknown("model family", name, catalog.pipelines)
-    return catalog.pipelines[name]
+    from sgld.params.serving import ServingOptions
+    from sgld.plan import make_plan
+
+    with quiet_stdout():
+        plan = make_plan(ServingOptions(model_path=name), catalog=catalog)
+    return plan.recognition.entry, plan.params_class
 
 
 def _describe(entry: Entry[PipelineSpec], parameters: list[dict[str, Any]]) -> str:
@@ -82,6 +93,7 @@ def _describe(entry: Entry[PipelineSpec], parameters: list[dict[str, Any]]) -> s
         f"{spec.id}: {spec.summary}".rstrip(": "),
         f"from {entry.owner}; tasks: {', '.join(spec.tasks)}",
         f"features: {', '.join(sorted(spec.features)) or '-'}",
+        *_fallback(spec),
         f"blueprints: {', '.join(spec.blueprints) or '-'}",
         "",
         "Recognised by",
@@ -100,6 +112,23 @@ def _describe(entry: Entry[PipelineSpec], parameters: list[dict[str, Any]]) -> s
         for row in parameters
     ]
     return "\n".join([*lines, "", report.table(header, rows)])
+
+
+def _fallback(spec: PipelineSpec) -> list[str]:
+    """What is different about a pipeline that serves many families."""
+    from sgld.api.specs import NATIVE
+
+    lines: list[str] = []
+    if spec.backend != NATIVE:
+        lines.append(
+            f"backend: {spec.backend}, for what no native pipeline claims, or with "
+            f"--backend {spec.backend}"
+        )
+    if spec.max_running:
+        lines.append(f"runs at most {spec.max_running} at once; others wait")
+    if spec.inspect:
+        lines.append("parameters: of any checkpoint; `sgld models show FOLDER` shows one's own")
+    return lines
 
 
 @app.command("tiny", cls=LightCommand)

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sgld.api.contracts import CONTRACTS
+from sgld.api.errors import FeatureError, SgldError, UserError
+from sgld.cli.check_plugins import check_plugins
 from sgld.cli.light import LightCommand, LightGroup
+from sgld.cli.new_plugin import new_plugin
 from sgld.cli.quiet import quiet_stdout, write, write_json
 
 if TYPE_CHECKING:
+    from sgld.api.specs import PipelineSpec
     from sgld.plugins.catalog import Catalog
     from sgld.plugins.match import Files
+    from sgld.plugins.resolve import Entry
+    from sgld.plugins.why import Answer
 
 app = typer.Typer(
     cls=LightGroup,
@@ -22,6 +28,9 @@ app = typer.Typer(
     add_completion=False,
     help="Show what plugins bring and why one is not usable.",
 )
+
+app.command("check", cls=LightCommand)(check_plugins)
+app.command("new", cls=LightCommand)(new_plugin)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Prefer = Annotated[
@@ -85,33 +94,106 @@ def show_plugin(
 
 @app.command("why", cls=LightCommand)
 def why(
-    model: Annotated[str, typer.Argument(help="A folder or hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder, a hub id, tiny:NAME or config:NAME.")
+    ] = "",
+    op: Annotated[
+        str, typer.Option("--op", help="An op, or several by their beginning: attention, norm.")
+    ] = "",
+    platform: Annotated[
+        bool, typer.Option("--platform", help="Which device family is taken.")
+    ] = False,
+    cache: Annotated[
+        str, typer.Option("--cache", help="Which cache policies this pipeline takes.")
+    ] = "",
+    device: Annotated[
+        str, typer.Option("--device", help="With --op: for this platform, here or not.")
+    ] = "",
     model_id: Annotated[str, typer.Option("--model-id", help="Recognise it by this id.")] = "",
+    pipeline: Annotated[
+        str, typer.Option("--pipeline-class-name", help="As of `sgld serve`.")
+    ] = "",
+    backend: Annotated[str, typer.Option("--backend", help="As of `sgld serve`.")] = "",
     json: AsJson = False,
     prefer: Prefer = None,
 ) -> None:
-    """Show how each pipeline's claims score for a model, and which one serves it."""
-    from sgld.plugins import report
-    from sgld.plugins.match import Evidence
-    from sgld.plugins.recognise import recognise, score_table
+    """Explain a decision: who was considered, who is taken, and why not the others.
 
+    Exits 2 when nothing can be taken, 1 when that is a plugin's fault.
+    """
+    from sgld.plugins import report
+
+    asked = [bool(model), bool(op), platform, bool(cache)]
+    if sum(asked) != 1:
+        raise UserError(
+            "give one of MODEL, --op OP, --platform and --cache PIPELINE.",
+            remedy="For example: sgld plugins why --op attention.",
+        )
+    if device and not op:
+        raise UserError("--device goes with --op.", remedy="Add --op attention, for example.")
+    if not model and (model_id or pipeline or backend):
+        raise UserError("--model-id, --pipeline-class-name and --backend go with MODEL.")
     catalog = read_catalog(prefer)
-    evidence = Evidence(_files(model), model_id)
     with quiet_stdout():
-        tried = score_table(catalog, evidence)
+        if model:
+            options = {"pipeline": pipeline, "backend": backend or "auto"}
+            answers = [_why_model(catalog, model, model_id, options)]
+        else:
+            answers = _why_machine(catalog, op, cache, device or "auto")
     if json:
-        write_json([report.plain(row) for row in tried])
+        plain = [answer.to_json() for answer in answers]
+        write_json(plain if op else plain[0])
     else:
-        write(report.why_text(tried))
-    found = recognise(catalog, evidence)
-    if not json:
-        write(f"\n{model} is served by {found.entry.spec.id} ({found.entry.owner})")
+        write("\n\n".join(report.why_text(answer) for answer in answers))
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+
+
+def _why_model(catalog: Catalog, model: str, model_id: str, options: dict[str, str]) -> Answer:
+    from sgld.plugins.match import Evidence
+    from sgld.plugins.why import why_model
+
+    files = _files(model)
+    answer = why_model(catalog, model, Evidence(files, model_id), **options)
+    taken = catalog.pipelines.get(answer.taken)
+    if taken is None or not taken.spec.inspect or not files.exists("model_index.json"):
+        return answer
+    return answer._replace(error=_refusal(taken, files, model, options))
+
+
+def _refusal(
+    entry: Entry[PipelineSpec], files: Files, model: str, options: dict[str, str]
+) -> SgldError | None:
+    """Why a pipeline that looks into each checkpoint would not serve this one."""
+    from sgld.params.serving import ServingOptions
+    from sgld.plugins.catalog import load_target
+
+    named = options["pipeline"] or None
+    serving = ServingOptions(model_path=model, pipeline_class_name=named)
+    try:
+        refusals = load_target(entry.spec.inspect, entry)(files, serving).refusals
+    except SgldError as error:
+        return error
+    text = f"{entry.spec.id} cannot serve it: {'; '.join(refusals)}."
+    return FeatureError(text) if refusals else None
+
+
+def _why_machine(catalog: Catalog, op: str, cache: str, device: str) -> list[Answer]:
+    from sgld.plugins.why_machine import machine, ops_named, why_cache, why_op, why_platform
+
+    if op:
+        names, at = ops_named(op), machine(catalog, device)
+        return [why_op(catalog, name, at) for name in names]
+    return [why_cache(catalog, cache)] if cache else [why_platform(catalog)]
 
 
 def _files(model: str) -> Files:
     """The resolved folder, or only the name of a hub id: a question must not download anything."""
     from sgld.plugins.match import NameOnly
 
+    if model.startswith(("tiny:", "config:")):
+        return NameOnly(model)
     if not os.path.exists(os.path.expanduser(model)):
         typer.echo(f"note: {model!r} is not a local folder; only its name is looked at.", err=True)
         return NameOnly(model)

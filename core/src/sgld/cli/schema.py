@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sgld.api.specs import PipelineSpec
+    from sgld.params.sampling import SamplingParams
     from sgld.plugins.resolve import Entry
 
 
-def parameter_rows(entry: Entry[PipelineSpec]) -> list[dict[str, Any]]:
-    """Every parameter of a pipeline in the order its class declares them."""
+def parameter_rows(
+    entry: Entry[PipelineSpec], own: type[SamplingParams] | None = None
+) -> list[dict[str, Any]]:
+    """Every parameter of a pipeline in the order its class declares them; of the class `own`, where
+    a checkpoint has one."""
     from sgld.params.options import rule
     from sgld.plugins.catalog import load_target
 
-    cls = load_target(entry.spec.params, entry)
+    cls = own or load_target(entry.spec.params, entry)
     schema = cls.model_json_schema()
     shared = schema.get("$defs", {})
     base = _base_defaults(entry.spec)

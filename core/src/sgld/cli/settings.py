@@ -263,8 +263,8 @@ def _check_format(options: OutputOptions, one: Prepared) -> None:
     check_saving(
         "video" if moving else "image",
         frames=params.num_frames if moving else 1,
-        height=params.height,
-        width=params.width,
+        height=params.height or 1,  # None: the pipeline decides
+        width=params.width or 1,
         fps=params.fps if moving else 0,
         file_name=options.output_file_name,
         format=options.output_format,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final, cast
 import structlog
 import torch
 
+from sgld.api import features
 from sgld.engine.causal import CausalPipeline
 from sgld.engine.engine import Engine, EngineSettings
 from sgld.engine.kernels import bind_ops
 from sgld.engine.loading import Loader, LoadProgress, Scale
 from sgld.engine.pipeline import Pipeline
-from sgld.engine.residency.movers import TorchMover
+from sgld.engine.residency.movers import Mover, TorchMover
 from sgld.engine.residency.store import ComponentStore, Mode
 from sgld.engine.sessions.opening import SessionSettings
 from sgld.memory import Weight
@@ -42,10 +43,16 @@ def build_engine(
     plan: ModelPlan,
     emit: Callable[[Event | SessionReport], None],
     progress: LoadProgress | None = None,
+    mover: Mover | None = None,
+    platform: Platform | None = None,
 ) -> Engine:
-    """Load the plan's model on its device and make the engine that runs it."""
+    """Load the plan's model on its device and make the engine that runs it.
+
+    `mover` brings weights to the device and away from it; the device's own when None. `platform` is
+    the device, where it is open already.
+    """
     options, entry = plan.options, plan.recognition.entry
-    platform = open_platform(plan)
+    platform = platform or open_platform(plan)
     pipeline_class: type[Pipeline] = load_target(entry.spec.target, entry)
     modes = cast("Mapping[str, Mode]", plan.residency)
     loader = Loader(
@@ -58,13 +65,16 @@ def build_engine(
         dummy=options.load_format == "dummy",
         allow_pickle=options.allow_pickle,
         vae_tiling=options.vae_tiling,
+        pipeline_class=options.pipeline_class_name or "",
+        trust_remote_code=options.trust_remote_code,
         progress=progress,
     )
     loader.check()
     loaded = pipeline_class.load(loader)
     log.info("model loaded", model=plan.files.name, pipeline=entry.spec.id, device=platform.id)
-    store = ComponentStore(loaded.modules, modes, TorchMover(platform.torch_device))
-    settings = EngineSettings(options.batching, options.max_running)
+    store = ComponentStore(loaded.modules, modes, mover or TorchMover(platform.torch_device))
+    together = features.STEP_BATCHING in plan.spec.features
+    settings = EngineSettings(options.batching, plan.max_running, together=together)
     pipeline = pipeline_class(loaded.parts)
     if isinstance(pipeline, CausalPipeline):
         pipeline.cache_policy = plan.cache_policy
@@ -125,7 +135,11 @@ def open_platform(plan: ModelPlan) -> Platform:
     Raises what `sgld.plugins.choose.choose_platform` raises.
     """
     asked, _, index = plan.options.device.partition(":")
-    entry = choose_platform(plan.catalog.platforms.values(), prefer=asked).entry
+    choice = choose_platform(plan.catalog.platforms.values(), prefer=asked)
+    entry = choice.entry
+    for name, reason in choice.losers:
+        if name in choice.present:
+            log.warning("a device is not used", platform=name, reason=reason, used=entry.spec.id)
     platform_class = load_target(entry.spec.target, entry)
     # A platform without numbered devices takes no index, and the first one is the default.
     return platform_class(int(index)) if int(index or 0) else platform_class()

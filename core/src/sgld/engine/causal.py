@@ -31,7 +31,7 @@ class CausalPipeline(Pipeline):
     state     `sgld.causal.state.CausalState`, made by the open stages: all that outlives a chunk
     chunk     `sgld.causal.blocks.Chunk`, preset for the chunk, frame and commit stages
     controls  mapping, preset: what the user wants from this chunk (`prompt`, `actions`, ...)
-    latents   written by the chunk stages: this chunk's clean latents
+    latents   written by the chunk stages: this chunk's clean latents, frames in `frame_dim`
     frames    written by the frame stages: RGB in 0..1, [F, H, W, 3]
 
     `job.generator` is `state`'s own from the chunk stages on. The frame stages of chunk n may run
@@ -45,6 +45,9 @@ class CausalPipeline(Pipeline):
 
     frames_per_latent: ClassVar[int] = 1
     """Frames that a latent frame decodes to; the very first latent frame gives one."""
+
+    frame_dim: ClassVar[int] = 2
+    """Dimension of `latents` that counts latent frames: 2 for [B, C, F, H, W]."""
 
     state_fields: ClassVar[tuple[str, ...]] = ("num_frames", "width", "height")
     """Parameters that decide how large `state` is: named when a request's can never fit."""
@@ -141,7 +144,8 @@ class EachChunk(Stage):
                 slots.state.free()
         job.stage = self.id
         slots.frames = torch.cat(pieces)
-        slots.latents = torch.cat(kept, dim=2) if job.request.want_latents else None
+        wanted = job.request.want_latents
+        slots.latents = torch.cat(kept, dim=pipeline.frame_dim) if wanted else None
 
 
 def left_over(plan: BlockPlan, given: int) -> BlockPlan:

@@ -54,12 +54,15 @@ class EngineSettings:
         max_running: jobs admitted at once; the others wait in order of arrival.
         memo_bytes: budget for repeated results such as prompt embeddings.
         sessions: what realtime sessions of a causal pipeline need.
+        together: whether calls of different jobs may share a forward at all: what a pipeline says
+            with the feature `step-batching`. Calls of one job may in any case.
     """
 
     batching: Literal["off", "auto"] | int = "auto"
     max_running: int = 4
     memo_bytes: int = 64 * 2**20
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    together: bool = True
 
 
 class Engine:
@@ -93,7 +96,9 @@ class Engine:
         self._settings = settings
         limit = BatchLimit(settings.batching, pipeline.batch_tokens)
         memo = Memo(settings.memo_bytes)
-        self._forwards = Forwards(store, device, limit, memo, self._fault)
+        self._forwards = Forwards(
+            store, device, limit, memo, self._fault, together=settings.together
+        )
         self._open: dict[str, Entry] = {}
         self._ready: deque[tuple[Entry, Running]] = deque()
         self._turns = Turns()
@@ -111,6 +116,11 @@ class Engine:
                 clock=clock,
             )
         self._queued = Line(pipeline, self.sessions.budget if self.sessions else None)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The family that it runs."""
+        return self._pipeline
 
     @property
     def forwards(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from sgld.engine.memo import Memo
 from sgld.engine.residency.store import ComponentStore
 from sgld.engine.running import Running
 from sgld.engine.timing import Share, Stopwatch, Watch
+from sgld.platforms.streams import keep
 
 log = structlog.get_logger("sgld.engine")
 
@@ -36,6 +37,7 @@ class Forwards:
         limit: how large a shared forward may become.
         memo: results of calls that need not be computed again.
         fault: told of a job whose call failed, with the error.
+        together: whether calls of different jobs may share a forward.
     """
 
     def __init__(
@@ -45,10 +47,13 @@ class Forwards:
         limit: BatchLimit,
         memo: Memo,
         fault: Callable[[Running, Exception], None],
+        *,
+        together: bool = True,
     ) -> None:
         self._store = store
         self._device = device
         self._limit = limit
+        self._together = together
         self._memo = memo
         self._fault = fault
         self._unshared: set[tuple[str, str]] = set()
@@ -85,7 +90,7 @@ class Forwards:
     def beside(self, call: Call) -> tuple[Any, Watch]:
         """Run a call on another thread than the engine's, on that thread's current stream; its
         component is `stays`. Raises what the component raises."""
-        _keep_for(self._device, dict(call.inputs))
+        _keep(dict(call.inputs))
         results, watch = self._call([call])
         return results[0], watch
 
@@ -105,7 +110,7 @@ class Forwards:
         candidates: list[Member] = []
         # What is remembered, or computed by this very forward, need not be computed again.
         known = {call.memo_key()}
-        for running in line:
+        for running in line if self._together else [head.running]:
             for place, other in running.waiting():
                 if running is head.running and place == head.place:
                     continue
@@ -159,17 +164,14 @@ class Forwards:
             member.running.settle(member.place, result, share)
 
 
-def _keep_for(stream_of: torch.device, value: Any) -> None:
+def _keep(value: Any) -> None:
     """Tell the allocator that the current stream reads the tensors of a nest, so that their memory
     is not given out again before it has: they may come from another stream."""
-    if stream_of.type != "cuda":
-        return
     if isinstance(value, torch.Tensor):
-        if value.is_cuda:
-            value.record_stream(torch.cuda.current_stream(stream_of))
+        keep(value)
     elif isinstance(value, dict):
         for member in value.values():
-            _keep_for(stream_of, member)
+            _keep(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            _keep_for(stream_of, member)
+            _keep(member)

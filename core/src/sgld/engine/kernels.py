@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
-from sgld.api.contracts import DeviceFacts
 from sgld.api.errors import ParameterError, Problem
+from sgld.api.ops import ATTENTION
 from sgld.ops.table import Op, Ops
 from sgld.platforms.platform import Platform
+from sgld.plugins.binding import choose_ops
 from sgld.plugins.catalog import load_target
-from sgld.plugins.choose import AUTO, Choice, choose_attention, choose_kernel
 
 if TYPE_CHECKING:
     from sgld.plan import ModelPlan
 
 log = structlog.get_logger("sgld.kernels")
 
-ATTENTION = "attention."
-NEEDS: Mapping[str, frozenset[str]] = {"masked": frozenset({"mask"})}
-"""Role of attention → abilities its backend must have; the others need none."""
-
 
 def bind_ops(plan: ModelPlan, platform: Platform) -> Ops:
     """The op table for a model: a plugin's kernel where one fits, else the torch reference.
 
-    `--attention` names a backend for every role that it is able to play (`all`), or for one
-    (`self`, `cross`, `masked`); the role beats `all`.
+    What the plan's lock says is taken, or refused where it does not fit the device. `--attention`
+    names a backend for every role that it is able to play (`all`), or for one (`self`, `cross`,
+    `masked`); the role beats `all`.
 
     Raises:
-        FeatureError: a named backend does not fit this device, with the reasons.
+        FeatureError: something that was named does not fit this device, with all reasons.
         ParameterError: a role that no op has.
     """
     table = Ops.torch()
-    facts = platform.facts()
     wanted = dict(plan.options.attention)
     roles = [name.removeprefix(ATTENTION) for name in table if name.startswith(ATTENTION)]
     unknown = sorted(set(wanted) - {*roles, "all"})
@@ -46,25 +41,19 @@ def bind_ops(plan: ModelPlan, platform: Platform) -> Ops:
                 for name in unknown
             ]
         )
+    catalog = plan.catalog
+    family = catalog.platforms.get(platform.id)
+    choices = choose_ops(
+        catalog.attention,
+        catalog.kernels.values(),
+        platform.facts(),
+        platform=family.spec.attention if family is not None else (),
+        wanted=wanted,
+        locked=plan.lock.choices,
+    )
     bound: dict[str, Op] = {}
-    for name in table:
-        if name.startswith(ATTENTION):
-            role = name.removeprefix(ATTENTION)
-            choice = _attention(plan, facts, role, wanted)
-        else:
-            choice = choose_kernel(plan.catalog.kernels.values(), name, facts)
+    for name, choice in choices.items():
         log.debug("kernel chosen", choice=choice.explain())
         if choice.entry is not None:
             bound[name] = load_target(choice.target, choice.entry)
     return table.replace(bound)
-
-
-def _attention(plan: ModelPlan, facts: DeviceFacts, role: str, wanted: Mapping[str, str]) -> Choice:
-    need = NEEDS.get(role, frozenset())
-    prefer = wanted.get(role)
-    if prefer is None:
-        prefer = wanted.get("all", AUTO)
-        named = plan.catalog.attention.get(prefer)
-        if named is not None and not need <= named.spec.can:
-            prefer = AUTO
-    return choose_attention(plan.catalog.attention.values(), facts, need=need, prefer=prefer)

@@ -40,6 +40,8 @@ class Loader:
         dummy: random weights instead of the checkpoint's.
         allow_pickle: whether pickle files may be read.
         vae_tiling: decode in tiles, for less memory.
+        pipeline_class: the class that the user wants, for pipelines that serve several.
+        trust_remote_code: whether code of the checkpoint may be run.
     """
 
     files: ModelFiles
@@ -51,6 +53,8 @@ class Loader:
     dummy: bool = False
     allow_pickle: bool = False
     vae_tiling: bool = False
+    pipeline_class: str = ""
+    trust_remote_code: bool = False
     progress: LoadProgress | None = None
 
     def home(self, name: str) -> torch.device:

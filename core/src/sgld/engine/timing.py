@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from sgld.platforms.streams import torch_of
+
 
 class Watch(Protocol):
     """Something that knows how long it took."""
@@ -17,28 +19,29 @@ class Watch(Protocol):
 
 
 class Stopwatch:
-    """Times one call: by events on a GPU, by the clock elsewhere."""
+    """Times one call: by events where the device has them, by the clock elsewhere."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        namespace = torch_of(device)
+        self._events = namespace is not None
         self._seconds = 0.0
-        if self._cuda:
-            self._begin = torch.cuda.Event(enable_timing=True)
-            self._end = torch.cuda.Event(enable_timing=True)
+        if namespace is not None:
+            self._begin = namespace.Event(enable_timing=True)
+            self._end = namespace.Event(enable_timing=True)
             self._begin.record()
         else:
             self._start = time.perf_counter()
 
     def stop(self) -> None:
         """Mark the end of the call; does not wait."""
-        if self._cuda:
+        if self._events:
             self._end.record()
         else:
             self._seconds = time.perf_counter() - self._start
 
     def seconds(self) -> float:
         """The elapsed seconds; waits for the device if it has not finished."""
-        if self._cuda:
+        if self._events:
             self._end.synchronize()
             return self._begin.elapsed_time(self._end) / 1000
         return self._seconds

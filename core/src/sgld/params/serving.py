@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator
 
@@ -22,7 +22,10 @@ GROUPS: Final = ("dit", "text_encoder", "image_encoder", "vae", "all")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 MAX_BATCH: Final = 64
 BATCHING_RULE: Final = f"off, auto, or a whole number from 1 to {MAX_BATCH} (calls per forward)"
-DEVICE: Final = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,3})?")
+MAX_RUNNING: Final = 4
+BACKEND: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+BACKEND_RULE: Final = "auto, native, or the name of an installed fallback"
+DEVICE: Final = re.compile(r"[a-z][a-z0-9_]*(?:[-.][a-z0-9_]+)*(:[0-9]{1,3})?")
 DEVICE_RULE: Final = "auto, cpu, cuda, cuda:N, or the name of another installed platform"
 
 
@@ -100,6 +103,12 @@ def _device(value: Any) -> Any:
     return value
 
 
+def _backend(value: Any) -> Any:
+    if not isinstance(value, str) or not BACKEND.fullmatch(value):
+        raise ValueError(f"must be {BACKEND_RULE}")
+    return value
+
+
 def _revision(value: Any) -> Any:
     # A commit of digits only is a number in YAML.
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -120,10 +129,6 @@ SOME_TEXT = "text that is not empty"
 class ServingOptions(Options):
     """How a model is found, loaded and run; every field may be given by flag, variable or file."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "trust_remote_code": "sgld never runs code from a checkpoint; install a plugin instead.",
-    }
-
     model_path: Annotated[str, BeforeValidator(as_text)] = option(
         description="A local folder, a hub id (owner/name), tiny:NAME or config:NAME.",
         rule=SOME_TEXT,
@@ -137,6 +142,15 @@ class ServingOptions(Options):
         "Use the pipeline with this id or class name instead of the one the checkpoint names.",
         rule=SOME_TEXT,
         min_length=1,
+    )
+    backend: Annotated[str, BeforeValidator(_backend)] = option(
+        "auto",
+        "Which kind of pipeline serves the model: native ones, written for their family, or a "
+        "fallback by its name; `auto` takes a native one where a plugin has it.",
+        rule=BACKEND_RULE,
+    )
+    trust_remote_code: bool = option(
+        False, "Run code that the checkpoint brings; only from people you trust."
     )
     revision: Annotated[str | None, BeforeValidator(_revision)] = option(
         None, "Branch, tag or commit of the hub repository.", rule=SOME_TEXT, min_length=1
@@ -174,8 +188,13 @@ class ServingOptions(Options):
     batching: Batching = option(
         "auto", "How many calls of different requests run as one forward.", rule=BATCHING_RULE
     )
-    max_running: int = option(
-        4, "How many requests are driven at once.", unit="requests", ge=1, le=256
+    max_running: int | None = option(
+        None,
+        f"How many requests are driven at once; without a number {MAX_RUNNING}, or fewer where the "
+        "model can run only fewer.",
+        unit="requests",
+        ge=1,
+        le=256,
     )
     attention: Attention = option(
         {}, "Attention backend for all roles (a bare id or auto) or single roles.", rule=NAMED
@@ -204,6 +223,18 @@ class ServingOptions(Options):
         unit="GiB",
         gt=0,
         le=100_000,
+    )
+    lock: str | None = option(
+        None,
+        "Repeat what a lock file says: exactly its plugins, their versions and what was chosen.",
+        rule=SOME_TEXT,
+        min_length=1,
+    )
+    write_lock: str | None = option(
+        None,
+        "Write plugins, versions and choices of this run to a file for --lock.",
+        rule=SOME_TEXT,
+        min_length=1,
     )
     strict_plugins: bool = option(False, "Stop when any plugin is broken.")
     vae_tiling: bool = option(False, "Decode in tiles: less memory, a little slower.")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sgld.api.contracts import DeviceFacts
+from sgld.platforms.generations import CPU_DTYPES
 from sgld.platforms.platform import Memory, Platform
 
 
@@ -34,7 +35,7 @@ class CpuPlatform(Platform):
         return torch.device("cpu")
 
     def facts(self) -> DeviceFacts:
-        return DeviceFacts("cpu", 0, frozenset({"float32", "float64", "bfloat16"}), frozenset())
+        return DeviceFacts("cpu", 0, CPU_DTYPES, frozenset())
 
     def default_dtype(self) -> torch.dtype:
         return torch.float32

@@ -11,20 +11,32 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from sgld.platforms.generations import CPU_DTYPES, GPU_ABILITIES, cuda_dtypes
+
 GIB: Final = 1024**3
 
 
 class Device(NamedTuple):
-    """One device: its index as the driver counts, name, architecture number and bytes of memory."""
+    """One device: its index as the driver counts, name, architecture number and bytes of memory
+    (0 where there is none or the probe cannot tell).
+
+    `dtypes` and `abilities` are those of `DeviceFacts`; empty where only the opened device knows.
+    """
 
     index: int
     name: str
     arch: int
     memory: int
+    dtypes: frozenset[str] = frozenset()
+    abilities: frozenset[str] = frozenset()
 
 
 class Probe(NamedTuple):
-    """`available` with `devices`, or the reason why not, in words for the user."""
+    """`available` with `devices`, or the reason why not, in words for the user.
+
+    Devices that stand beside a reason are there and cannot be used, for want of another build of
+    torch: whoever ends up on the CPU then hears of them.
+    """
 
     available: bool
     reason: str = ""
@@ -33,10 +45,11 @@ class Probe(NamedTuple):
 
 def probe_cpu() -> Probe:
     """The CPU is always there; its memory is the machine's."""
-    return Probe(True, devices=(Device(0, "cpu", 0, _host_memory()),))
+    return Probe(True, devices=(Device(0, "cpu", 0, host_memory(), CPU_DTYPES),))
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Bytes of the machine's memory; 0 where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -101,7 +114,14 @@ def _read_device(library: Any, index: int) -> Device:
     memory = (ctypes.c_ulonglong * 3)()  # total, free, used
     _check(library.nvmlDeviceGetMemoryInfo(handle, memory))
     arch = major.value * 10 + minor.value
-    return Device(index, name.value.decode("utf-8", "replace"), arch, memory[0])
+    return Device(
+        index,
+        name.value.decode("utf-8", "replace"),
+        arch,
+        memory[0],
+        cuda_dtypes(arch),
+        GPU_ABILITIES,
+    )
 
 
 def _check(code: int) -> None:

@@ -15,10 +15,14 @@ from typing import Any, Final
 from sgld.api import specs
 from sgld.api.errors import PluginError, SgldError, UserError
 from sgld.api.specs import Failure
-from sgld.plugins.describe import Described, describe, new_manager
+from sgld.plugins import known
+from sgld.plugins.backends import AUTO
+from sgld.plugins.describe import Described, Outcome, new_manager
 from sgld.plugins.failures import failure, innermost, is_fatal
 from sgld.plugins.find import Discovery, find, name_clash
 from sgld.plugins.match import Evidence, Files, merge_presets
+from sgld.plugins.near import failed_text, guilty
+from sgld.plugins.patience import describe_in_time
 from sgld.plugins.recognise import Recognition, recognise
 from sgld.plugins.resolve import Entry, Resolved, resolve
 from sgld.plugins.rows import PluginRow, plugin_rows
@@ -55,19 +59,23 @@ class Catalog:
         """The failures that are more than notes."""
         return tuple(row for row in self.failures if is_fatal(row))
 
-    def recognise(self, files: Files, *, pipeline: str = "", model_id: str = "") -> Recognition:
+    def recognise(
+        self, files: Files, *, pipeline: str = "", model_id: str = "", backend: str = AUTO
+    ) -> Recognition:
         """The pipeline that serves a checkpoint.
 
         Args:
             files: the resolved model.
             pipeline: a pipeline id or class name that decides.
             model_id: a hub id, short name or alias to recognise it by, instead of its own.
+            backend: `auto`, `native`, or the name of a fallback (`PipelineSpec.backend`).
 
         Raises:
+            ParameterError: no plugin brings this backend.
             ModelError: `model_not_recognised` or `model_ambiguous`, listing what was tried.
             PluginError: the plugin that serves it is broken.
         """
-        return recognise(self, Evidence(files, model_id), pipeline)
+        return recognise(self, Evidence(files, model_id), pipeline, backend)
 
     def preset(
         self, spec: specs.PipelineSpec, files: Files, *, model_id: str = ""
@@ -88,7 +96,7 @@ class Catalog:
             owners = [row for row in self.pipelines.values() if name in row.spec.blueprints]
             if len(owners) == 1 and not colon:
                 return owners[0], owners[0].spec.blueprints[name]
-            raise unknown("pipeline", name, self.pipelines)
+            raise self._no_blueprint(name)
         choices = entry.spec.blueprints
         if not blueprint and not colon and name in choices:
             blueprint = name
@@ -100,6 +108,16 @@ class Catalog:
         if blueprint not in choices:
             raise unknown(f"blueprint of pipeline {name!r}", blueprint, choices)
         return entry, choices[blueprint]
+
+    def _no_blueprint(self, name: str) -> SgldError:
+        """The error for a pipeline that is not there: perhaps because its plugin is broken."""
+        error = unknown("pipeline", name, self.pipelines)
+        blamed = guilty(self.failures, name, known.suggest("", name))
+        if blamed:
+            text = f"{error.message} {failed_text(blamed)}"
+            return PluginError(text, failures=blamed)
+        error.remedy = f"{error.remedy} {failed_text(self.failures)}".rstrip()
+        return error
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
@@ -140,13 +158,18 @@ def load_catalog(
     """
     environ = os.environ if environ is None else environ
     catalog = collect(environ, prefer=prefer)
+    refuse_failures(catalog, environ, strict=strict)
+    return catalog
+
+
+def refuse_failures(catalog: Catalog, environ: Mapping[str, str], *, strict: bool = False) -> None:
+    """In strict mode raise PluginError for every plugin that is broken, else do nothing."""
     if catalog.fatal and (strict or is_strict(environ)):
         raise PluginError(
             "\n".join(str(row) for row in catalog.fatal),
             failures=catalog.fatal,
             remedy=f"(strict mode: {STRICT}=1 makes every failure of a plugin an error)",
         )
-    return catalog
 
 
 def is_strict(environ: Mapping[str, str]) -> bool:
@@ -168,7 +191,15 @@ def collect(
 def build(discovery: Discovery, prefer: Mapping[str, str]) -> Catalog:
     """Describe and resolve exactly the plugins of a discovery."""
     manager = new_manager()
-    outcomes = [describe(found, manager) for found in discovery.found]
+    return assemble(
+        discovery, [describe_in_time(found, manager) for found in discovery.found], prefer
+    )
+
+
+def assemble(
+    discovery: Discovery, outcomes: Sequence[Outcome], prefer: Mapping[str, str]
+) -> Catalog:
+    """Resolve what describing each plugin of a discovery gave, wherever that was done."""
     failures = list(discovery.failures)
     failures += [row.failure for row in outcomes if row.failure is not None]
     failures += [remark for row in outcomes for remark in row.remarks]

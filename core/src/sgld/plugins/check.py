@@ -55,6 +55,10 @@ def _whole(value: Any) -> str:
     return "" if isinstance(value, int) and not isinstance(value, bool) else "must be an integer"
 
 
+def _not_negative(value: Any) -> str:
+    return _whole(value) or ("" if value >= 0 else "must not be negative")
+
+
 def _positive(value: Any) -> str:
     return _whole(value) or ("" if value >= 1 else "must be at least 1")
 
@@ -184,6 +188,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "abilities": _texts,
     "aliases": _texts,
     "arch": _arch,
+    "attention": _texts,
+    "backend": _NAME,
     "blueprints": _mapping(_filled, _TARGET),
     "components": _mapping(_filled, _filled),
     "layout": _or_empty(_TARGET),
@@ -191,6 +197,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "caches": _texts,
     "can": _text_set,
     "claims": _record(specs.Claims),
+    "collective": _text,
     "contract": _positive,
     "contracts": _mapping(_filled, _positive),
     "defaults": _mapping(_identifier, _anything),
@@ -206,8 +213,10 @@ CHECKS: Final[Mapping[str, Check]] = {
     "help": _filled,
     "homepage": _text,
     "id": _ID,
+    "inspect": _or_empty(_TARGET),
     "key": _filled,
     "lossless": _boolean,
+    "max_running": _not_negative,
     "methods": _methods,
     "name": _NAME,
     "needs": _texts,

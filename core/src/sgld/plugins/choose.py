@@ -22,7 +22,7 @@ from sgld.api.specs import (
     Requires,
 )
 from sgld.plugins.catalog import load_target
-from sgld.plugins.failures import failure, innermost
+from sgld.plugins.probing import LIMIT_S, ask
 from sgld.plugins.resolve import Entry
 
 AUTO: Final = "auto"
@@ -91,6 +91,7 @@ def choose_attention(
     family: str = "dense",
     dtype: str = "",
     consent: bool = False,
+    platform: Sequence[str] = (),
 ) -> Choice:
     """The attention backend for a device.
 
@@ -102,6 +103,8 @@ def choose_attention(
         family: only backends of this family are looked at by `auto`.
         dtype: the dtype of the call, or empty.
         consent: whether a backend that is not exact may be taken by `auto`.
+        platform: `PlatformSpec.attention`: of equally narrow ones `auto` takes the first of these,
+            before it looks at priority.
 
     Raises:
         FeatureError: nothing fits, the preferred one does not fit or is unknown, or two are equal.
@@ -116,7 +119,7 @@ def choose_attention(
             rows.append("is not exact and was not asked for")
         return tuple(rows)
 
-    return _choose("attention", list(entries), refusal, prefer, "--attention", None)
+    return _choose("attention", list(entries), refusal, prefer, "--attention", None, platform)
 
 
 def choose_kernel(
@@ -155,6 +158,7 @@ def _choose(
     prefer: str,
     flag: str,
     fallback: Choice | None,
+    platform: Sequence[str] = (),
 ) -> Choice:
     refused = {entry.spec.id: refusal(entry.spec) for entry in entries}
     fit = [entry for entry in entries if not refused[entry.spec.id]]
@@ -168,8 +172,8 @@ def _choose(
         raise FeatureError(
             f"nothing fits for {subject}: {told}.", remedy="Install a plugin that does."
         )
-    best = max(_rank(entry.spec) for entry in fit)
-    winners = [entry for entry in fit if _rank(entry.spec) == best]
+    best = max(_rank(entry.spec, platform) for entry in fit)
+    winners = [entry for entry in fit if _rank(entry.spec, platform) == best]
     if len(winners) > 1:
         names = sorted(entry.spec.id for entry in winners)
         raise FeatureError(
@@ -182,8 +186,9 @@ def _choose(
     return Choice(subject, winner.spec.id, winner, winner.spec.target, why, losers + rest)
 
 
-def _rank(spec: Any) -> tuple[int, int, int]:
-    return (*_narrowness(spec.requires), spec.priority)
+def _rank(spec: Any, platform: Sequence[str]) -> tuple[int, int, int, int]:
+    liked = len(platform) - platform.index(spec.id) if spec.id in platform else 0
+    return (*_narrowness(spec.requires), liked, spec.priority)
 
 
 def _preferred(
@@ -208,11 +213,16 @@ def _preferred(
 
 
 class PlatformChoice(NamedTuple):
-    """The platform to use, what its probe said, and why the others were not taken."""
+    """The platform to use, what its probe said, and why the others were not taken.
+
+    `present` names the losers whose hardware is there all the same: it lacks a build of torch, or
+    its probe failed.
+    """
 
     entry: Entry[PlatformSpec]
     probe: Any
     losers: tuple[tuple[str, str], ...] = ()
+    present: tuple[str, ...] = ()
 
 
 def choose_platform(
@@ -220,11 +230,17 @@ def choose_platform(
     *,
     prefer: str = AUTO,
     load: Callable[[str, Entry[Any]], Any] = load_target,
+    limit_s: float = LIMIT_S,
 ) -> PlatformChoice:
     """The platform to run on: what the user named, else the highest priority that has a device.
 
-    Only the named one is asked when one is named. Raises DeviceError when it has no device, and
-    PluginError (SGLD-P010) when a probe fails: an accelerator is never skipped silently.
+    Only the named one is asked when one is named. A probe that fails never makes `auto` take a
+    platform of lower priority, such as the CPU: it is an error unless another of its rank is there.
+
+    Raises:
+        DeviceError: the named platform, or any, has no device, or lacks a package.
+        FeatureError: there is no such platform, or two have devices and the same priority.
+        PluginError: SGLD-P010 or SGLD-P007 when a probe fails or does not answer in `limit_s`.
     """
     rows = sorted(entries, key=lambda entry: (-entry.spec.priority, entry.spec.id))
     if prefer != AUTO:
@@ -236,15 +252,28 @@ def choose_platform(
             )
         rows = named
     losers: list[tuple[str, str]] = []
+    present: list[str] = []
     found: list[tuple[Entry[PlatformSpec], Any]] = []
+    failed: list[tuple[Entry[PlatformSpec], PluginError]] = []
     for entry in rows:
         if found and entry.spec.priority < found[0][0].spec.priority:
             break
-        probe = _probe(entry, load)
+        if failed and entry.spec.priority < failed[0][0].spec.priority and not found:
+            break
+        try:
+            probe = ask(entry, load, limit_s=limit_s)
+        except PluginError as error:
+            failed.append((entry, error))
+            losers.append((entry.spec.id, str(error)))
+            present.append(entry.spec.id)
+            continue
         if probe.available:
             found.append((entry, probe))
         else:
             losers.append((entry.spec.id, probe.reason))
+            present += [entry.spec.id] if getattr(probe, "devices", ()) else []
+    if failed and not found:
+        raise failed[0][1]
     if not found:
         told = "; ".join(f"{name}: {why}" for name, why in losers)
         raise DeviceError(f"no device can be used: {told or 'no plugin brings a platform'}.")
@@ -253,27 +282,18 @@ def choose_platform(
         raise FeatureError(
             f"{names} are equally good.", remedy=f"Choose --device {found[0][0].spec.id}."
         )
-    return PlatformChoice(*found[0], tuple(losers))
+    _check_packages(found[0][0].spec)
+    return PlatformChoice(*found[0], tuple(losers), tuple(present))
 
 
-def _probe(entry: Entry[PlatformSpec], load: Callable[[str, Entry[Any]], Any]) -> Any:
-    function = load(entry.spec.probe, entry)
-    try:
-        probe = function()
-        if not (isinstance(probe.available, bool) and isinstance(probe.reason, str)):
-            raise TypeError(f"gave {probe!r}, not a Probe")
-    except Exception as error:
-        row = failure(
-            "SGLD-P010",
-            entry.plugin,
-            f"the probe of platform {entry.spec.id!r} failed: {innermost(error)}",
-            dist=entry.dist,
-            version=entry.version,
-            cause=innermost(error),
-            hint="Use --device cpu to run without it.",
+def _check_packages(spec: PlatformSpec) -> None:
+    missing = [name for name in spec.requires.packages if not has_package(name)]
+    if missing:
+        names = ", ".join(missing)
+        raise DeviceError(
+            f"platform {spec.id} has a device, but package {names} is missing.",
+            remedy=f"Install {names}, or choose --device cpu.",
         )
-        raise PluginError(str(row), failures=(row,)) from error
-    return probe
 
 
 def choose_cache(

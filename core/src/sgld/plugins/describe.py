@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
-from io import StringIO
 from itertools import islice
 from types import ModuleType
 from typing import Any, Final, NamedTuple, cast
@@ -22,10 +21,12 @@ from sgld import __version__
 from sgld.api import hooks, specs
 from sgld.api.contracts import CONTRACTS
 from sgld.api.specs import Failure
+from sgld.plugins.capture import Head
 from sgld.plugins.check import problems
-from sgld.plugins.failures import failure
+from sgld.plugins.failures import failure, innermost, shown
 from sgld.plugins.find import Found
 from sgld.plugins.importing import Fault, guard, import_plugin, version_in
+from sgld.plugins.surroundings import Surroundings
 
 HOOKS: Final[Mapping[str, tuple[str, type[Any]]]] = {
     "sgld_platforms": ("platform", specs.PlatformSpec),
@@ -66,6 +67,8 @@ class Outcome(NamedTuple):
     ms: float
     notes: tuple[str, ...]
     remarks: tuple[Failure, ...] = ()
+    noise: tuple[str, ...] = ()
+    """Those of the notes that tell what it printed, warned of or changed around it."""
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -82,31 +85,43 @@ def record_id(kind: str, record: Any) -> str:
     return record.path if kind == "route" else record.id
 
 
-def describe(found: Found, manager: pluggy.PluginManager) -> Outcome:
-    """Import a plugin's module and call its hooks; never raises but for KeyboardInterrupt."""
+def describe(
+    found: Found, manager: pluggy.PluginManager, step: Callable[[str], None] = lambda name: None
+) -> Outcome:
+    """Import a plugin's module and call its hooks; never raises but for KeyboardInterrupt.
+
+    `step` is told `describe` once the module is imported, for who wants to know how far it came.
+    """
     began = time.perf_counter()
     heavy = [name for name in HEAVY if name not in sys.modules]
-    printed = StringIO()
+    printed = Head()
     described: Described | None = None
     row: Failure | None = None
+    around = Surroundings()
     with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
         warnings.simplefilter("always")
         try:
-            described = _describe(found, manager)
+            described = _describe(found, manager, step)
         except Fault as fault:
             row = _row(found, fault)
+        except Exception as error:  # a record whose own methods raise
+            cause = innermost(error)
+            row = _row(found, Fault("SGLD-P003", f"describing it failed: {cause}.", cause=cause))
+    changed = around.restore()
     ms = (time.perf_counter() - began) * 1000
-    notes = [f"warned: {item.category.__name__}: {item.message}" for item in caught]
+    notes = [f"warned: {item.category.__name__}: {shown(item.message)}" for item in caught]
     text = printed.getvalue().strip()
     if text:
         notes.append(f"printed to standard output: {text[:200]!r}")
+    notes += changed
+    noise = tuple(notes)
     if ms > SLOW_MS:
         notes.append(f"took {ms:.0f} ms to import and describe")
     brought = [name for name in heavy if name in sys.modules]
     remarks = (_heavy(found, brought),) if brought else ()
     if described is not None:
         found = described.found
-    return Outcome(found, described, row, ms, tuple(notes), remarks)
+    return Outcome(found, described, row, ms, tuple(notes), remarks, noise)
 
 
 def _row(found: Found, fault: Fault) -> Failure:
@@ -133,8 +148,11 @@ def _heavy(found: Found, names: list[str]) -> Failure:
     )
 
 
-def _describe(found: Found, manager: pluggy.PluginManager) -> Described:
+def _describe(
+    found: Found, manager: pluggy.PluginManager, step: Callable[[str], None]
+) -> Described:
     module = import_plugin(found)
+    step("describe")
     _register(module, manager)
     try:
         plugin = _who(found, module, manager)

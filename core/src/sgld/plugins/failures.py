@@ -31,10 +31,35 @@ CODES: Final[Mapping[str, Code]] = {
     "SGLD-P011": Code("worker", "The lock and what the worker finds do not agree."),
     "SGLD-P012": Code("find", "The plugin's name or its entry point is not well formed."),
     "SGLD-P013": Code("find", "The plugin was made for another version of the loader."),
+    "SGLD-P014": Code("examine", "The process that examined the plugin crashed or was killed."),
+    "SGLD-P015": Code("examine", "Examining the plugin took longer than the time limit."),
+    "SGLD-P016": Code("describe", "The plugin describes itself differently when asked again."),
+    "SGLD-P017": Code(
+        "describe", "Describing the plugin prints, warns or changes the process; a note only."
+    ),
+    "SGLD-P018": Code("describe", "Importing and describing the plugin takes long; a note only."),
+    "SGLD-P019": Code(
+        "packages", "A record requires a package that is not installed; a note only."
+    ),
+    "SGLD-P020": Code("wheel", "What is installed is not what the distribution asks for."),
+    "SGLD-P021": Code("choose", "`auto` finds nothing that fits, or two that fit equally well."),
+    "SGLD-P022": Code(
+        "import", "No bytecode is stored, so every start compiles the plugin; a note only."
+    ),
 }
 
-NOTES: Final = frozenset({"SGLD-P006", "SGLD-P008"})
+NOTES: Final = frozenset(
+    {"SGLD-P006", "SGLD-P008", "SGLD-P017", "SGLD-P018", "SGLD-P019", "SGLD-P022"}
+)
 """Codes that are shown but leave the plugin in use."""
+
+DOCS: Final = "docs/plugin-errors.md"
+"""Where each code has a section with its cause and remedy."""
+
+
+def section(code: str) -> str:
+    """Where the documentation explains a code; empty for a code that it does not know."""
+    return f"{DOCS}#{code.lower()}" if code in CODES else ""
 
 
 def failure(
@@ -57,6 +82,14 @@ def is_fatal(row: Failure) -> bool:
     return row.code not in NOTES
 
 
+def shown(value: object) -> str:
+    """`str(value)` on one line, also where foreign code makes that fail."""
+    try:
+        return " ".join(str(value).split())
+    except Exception as error:
+        return f"(its text cannot be shown: {type(error).__name__})"
+
+
 def innermost(error: BaseException) -> str:
     """`Type: message` of the deepest cause, with the place where it was raised."""
     seen = {id(error)}
@@ -66,7 +99,7 @@ def innermost(error: BaseException) -> str:
             break
         seen.add(id(deeper))
         error = deeper
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    text = f"{type(error).__name__}: {shown(error)}".rstrip(": ")
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -194,13 +194,38 @@ def name_clash(row: Found, rows: Sequence[Found]) -> Failure:
     )
 
 
-def _local(environ: Mapping[str, str]) -> tuple[list[Found], list[Failure]]:
-    """The packages that the environment names; the first variable that is set counts."""
+def external_packages(environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The variable that counts and the packages that it names: sgld's own beats its alias."""
     variable = next((name for name in EXTERNAL if environ.get(name)), EXTERNAL[0])
-    items = [item.strip() for item in environ.get(variable, "").split(",") if item.strip()]
+    return variable, _names(environ.get(variable, ""))
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
+
+
+def _ignored_packages(environ: Mapping[str, str]) -> list[Failure]:
+    """A note when both variables are set and the one that does not count names more."""
+    own, alias = (_names(environ.get(name, "")) for name in EXTERNAL)
+    ignored = [name for name in alias if name not in own]
+    if not own or not ignored:
+        return []
+    return [
+        failure(
+            "SGLD-P006",
+            ignored[0],
+            f"{EXTERNAL[1]} names {', '.join(ignored)}, but {EXTERNAL[0]} is set too and counts.",
+            hint=f"Name all packages in {EXTERNAL[0]}, or unset it.",
+        )
+    ]
+
+
+def _local(environ: Mapping[str, str]) -> tuple[list[Found], list[Failure]]:
+    """The packages that the environment names, as plugins without metadata."""
+    variable, items = external_packages(environ)
     found: list[Found] = []
-    broken: list[Failure] = []
-    for item in dict.fromkeys(items):
+    broken = _ignored_packages(environ)
+    for item in items:
         if MODULE_PATTERN.fullmatch(item):
             found.append(Found(item, item, item, "", "local"))
             continue

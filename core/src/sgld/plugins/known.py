@@ -25,6 +25,8 @@ KNOWN: Final = (
 )
 GENERIC: Final = "sgld-diffusers"
 """Serves any checkpoint that has a model_index.json, more slowly."""
+BACKENDS: Final = {"diffusers": GENERIC}
+"""Name of a fallback → the distribution that brings it."""
 
 
 def suggest(class_name: str, name: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from sgld.api.errors import PluginError, SgldError
-from sgld.api.specs import Claims, PipelineSpec, Preset, Where
+from sgld.api.specs import Claims, Failure, PipelineSpec, Preset, Where
 from sgld.plugins.failures import failure
 from sgld.plugins.resolve import Entry
 
@@ -48,9 +48,22 @@ class Files(Protocol):
         """A JSON file, or None when it is missing."""
         ...
 
+    def path(self, relative: str) -> Path:
+        """Where a file would lie."""
+        ...
+
+    def glob(self, pattern: str) -> list[Path]:
+        """Files below the folder that fit a pattern, sorted."""
+        ...
+
 
 class NameOnly:
-    """A model of which only the name is known: no file is there."""
+    """A model of which only the name is known: no file is there. A detector may be asked about it
+    and sees what it would see of an empty folder."""
+
+    revision: str | None = None
+    file: Path | None = None
+    origin = "local"
 
     def __init__(self, model: str) -> None:
         self.root = Path(model)
@@ -65,14 +78,24 @@ class NameOnly:
         """No file is there."""
         return None
 
+    def path(self, relative: str) -> Path:
+        """Where it would be."""
+        return self.root / relative
+
+    def glob(self, pattern: str) -> list[Path]:
+        """No file is there."""
+        return []
+
 
 class Tried(NamedTuple):
-    """What one pipeline's claims made of a checkpoint; score 0 when nothing fits."""
+    """What one pipeline's claims made of a checkpoint; score 0 when nothing fits, with `failure`
+    when its detector is broken."""
 
     pipeline: str
     dist: str
     score: int
     evidence: str
+    failure: Failure | None = None
 
 
 class Evidence:
@@ -215,6 +238,8 @@ def _detect_score(
         value = load(target, entry)(evidence.files)
     except SgldError:
         raise
+    except SystemExit as error:
+        raise _bad_detect(entry, f"tried to leave the process (exit {error.code!r})") from error
     except Exception as error:
         raise _bad_detect(entry, f"raised {type(error).__name__}: {error}") from error
     if not isinstance(value, int) or isinstance(value, bool):
@@ -238,20 +263,31 @@ def score_all(
     evidence: Evidence,
     load: Callable[[str, Entry[Any]], Any],
 ) -> list[Tried]:
-    """Every pipeline's score, best first; detectors run only when nothing stronger was found."""
+    """Every pipeline's score, best first; detectors run only when nothing stronger was found.
+
+    A broken detector is a row with its failure, so that it hinders no other pipeline.
+    """
     rows = list(entries)
-    scored = [(entry, *score(entry.spec.claims, evidence)) for entry in rows]
-    if not any(points for _, points, _ in scored):
-        scored = [(entry, *_weak_score(entry, evidence, load)) for entry in rows]
-    tried = [Tried(entry.spec.id, entry.dist, points, why) for entry, points, why in scored]
+    tried = [
+        Tried(entry.spec.id, entry.dist, *score(entry.spec.claims, evidence)) for entry in rows
+    ]
+    if not any(row.score for row in tried):
+        tried = [_weak(entry, evidence, load) for entry in rows]
     return sorted(tried, key=lambda row: (-row.score, row.pipeline))
 
 
-def _weak_score(
+def _weak(
     entry: Entry[PipelineSpec], evidence: Evidence, load: Callable[[str, Entry[Any]], Any]
-) -> tuple[int, str]:
-    pattern = _pattern_score(entry.spec.claims, evidence)
-    return max(pattern, _detect_score(entry, evidence, load), key=lambda row: row[0])
+) -> Tried:
+    best, broken = _pattern_score(entry.spec.claims, evidence), None
+    try:
+        best = max(best, _detect_score(entry, evidence, load), key=lambda row: row[0])
+    except PluginError as error:
+        broken = next(iter(error.failures), None)
+        if broken is None:
+            raise
+        best = best if best[0] else (0, f"its detector is broken: {broken.message}")
+    return Tried(entry.spec.id, entry.dist, *best, broken)
 
 
 class Merged(NamedTuple):

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sgld.api.errors import ModelError, PluginError
-from sgld.api.specs import Failure, PipelineSpec
+from sgld.api.specs import NATIVE, Failure, PipelineSpec
 from sgld.plugins import known
-from sgld.plugins.failures import is_fatal
-from sgld.plugins.match import PINNED, Evidence, Tried, score_all
+from sgld.plugins.backends import AUTO, groups
+from sgld.plugins.match import PINNED, Evidence, NameOnly, Tried, score_all
+from sgld.plugins.near import failed_text, guilty, install_hint, near_models
 from sgld.plugins.resolve import Entry
 from sgld.plugins.rows import PluginRow
-from sgld.plugins.scan import CORE, normalise
+from sgld.plugins.scan import CORE
+
+MOST_TRIED: Final = 10
+"""So many pipelines are named in a message."""
 
 Pipelines = Mapping[str, Entry[PipelineSpec]]
 
@@ -65,20 +69,32 @@ def score_table(source: Source, evidence: Evidence) -> list[Tried]:
     return score_all(source.pipelines.values(), evidence, _load)
 
 
-def recognise(source: Source, evidence: Evidence, pipeline: str = "") -> Recognition:
+def recognise(
+    source: Source, evidence: Evidence, pipeline: str = "", backend: str = AUTO
+) -> Recognition:
     """The one pipeline with the best score; see `Catalog.recognise`."""
-    candidates = _pinned(source, pipeline) if pipeline else dict(source.pipelines)
-    if pipeline and len(candidates) == 1:
-        entry = next(iter(candidates.values()))
-        why = f"pinned by the user as {pipeline!r}"
-        return Recognition(entry, PINNED, why, (Tried(entry.spec.id, entry.dist, PINNED, why),))
-    tried = score_all(candidates.values(), evidence, _load)
-    best = [row for row in tried if row.score and row.score == tried[0].score]
-    if len(best) == 1:
-        row = best[0]
-        return Recognition(candidates[row.pipeline], row.score, row.evidence, tuple(tried))
-    if best or pipeline:
-        raise _ambiguous(evidence, best or tried, pipeline)
+    tried: list[Tried] = []
+    for group in groups(source.pipelines, backend):
+        candidates = _pinned(group, pipeline) if pipeline else group
+        if pipeline and len(candidates) == 1:
+            entry = next(iter(candidates.values()))
+            why = f"pinned by the user as {pipeline!r}"
+            return Recognition(entry, PINNED, why, (Tried(entry.spec.id, entry.dist, PINNED, why),))
+        rows = score_all(candidates.values(), evidence, _load)
+        tried += rows
+        best = [row for row in rows if row.score and row.score == rows[0].score]
+        if len(best) == 1:
+            row = best[0]
+            return Recognition(candidates[row.pipeline], row.score, row.evidence, tuple(tried))
+        if best or (pipeline and candidates):
+            raise _ambiguous(evidence, best or tried, pipeline)
+        if not pipeline and backend == AUTO and _guilty(source, evidence):
+            break  # a fallback must not hide that the native plugin is broken
+    if pipeline:
+        raise _no_pipeline(source, pipeline)
+    broken = [row.failure for row in tried if row.failure is not None]
+    if broken:  # one of these might have known it
+        raise PluginError("; ".join(str(row) for row in broken), failures=broken)
     raise _unrecognised(source, evidence, tried)
 
 
@@ -93,25 +109,29 @@ def class_names(entry: Entry[PipelineSpec]) -> set[str]:
     return names
 
 
-def _pinned(source: Source, pipeline: str) -> Pipelines:
-    """Candidates for a pin; several where checkpoints of one class name differ in their rules."""
-    if pipeline in source.pipelines:
-        return {pipeline: source.pipelines[pipeline]}
-    fitting = {
-        name: entry for name, entry in source.pipelines.items() if pipeline in class_names(entry)
-    }
+def _pinned(pipelines: Pipelines, pipeline: str) -> Pipelines:
+    """Candidates for a pin; several where checkpoints of one class name differ in their rules. A
+    fallback that looks into each checkpoint may know any class."""
+    if pipeline in pipelines:
+        return {pipeline: pipelines[pipeline]}
+    fitting = {name: entry for name, entry in pipelines.items() if pipeline in class_names(entry)}
     if fitting:
         return fitting
+    return {
+        name: entry
+        for name, entry in pipelines.items()
+        if entry.spec.inspect and entry.spec.backend != NATIVE
+    }
+
+
+def _no_pipeline(source: Source, pipeline: str) -> Exception:
+    """The error for a pin that nothing here knows."""
     if pipeline in source.retired:
-        raise _retired(source.retired[pipeline])
+        return _retired(source.retired[pipeline])
     names = set(source.pipelines).union(*(class_names(row) for row in source.pipelines.values()))
     text = f"no usable plugin has a pipeline {pipeline!r}."
-    raise _error(
-        source,
-        text,
-        [_near(pipeline, names), _installed(source)],
-        known.suggest(pipeline, pipeline),
-    )
+    parts = [_near(pipeline, names), _installed(source)]
+    return _error(source, text, parts, known.suggest(pipeline, pipeline))
 
 
 def _ambiguous(evidence: Evidence, rows: Iterable[Tried], pipeline: str) -> ModelError:
@@ -144,16 +164,29 @@ def _unrecognised(source: Source, evidence: Evidence, tried: list[Tried]) -> Exc
         return _retired(source.retired[graves[0].pipeline])
     class_name = evidence.class_name()
     facts = f" (its model index says {class_name!r})" if class_name else ""
-    looked = ", ".join(row.pipeline for row in tried)
-    parts = [f"Tried: {looked}." if looked else _installed(source)]
-    claimed = {
-        name
-        for entry in source.pipelines.values()
-        for name in (*entry.spec.claims.repos, *entry.spec.claims.aliases)
-    }
-    parts.append(_near(evidence.repo_id or evidence.name, claimed))
+    parts = [_tried(tried) or _installed(source)]
+    parts.append(near_models(evidence.repo_id or evidence.name, source.pipelines))
     text = f"no plugin serves model {evidence.repo_id or evidence.name!r}{facts}."
-    return _error(source, text, parts, known.suggest(class_name, evidence.repo_id or evidence.name))
+    return _error(source, text, parts, _suggested(evidence), evidence)
+
+
+def _tried(rows: list[Tried]) -> str:
+    """What was looked at; of a crowd only whose it was."""
+    if len(rows) <= MOST_TRIED:
+        return f"Tried: {', '.join(row.pipeline for row in rows)}." if rows else ""
+    dists = ", ".join(sorted({row.dist for row in rows}))
+    return f"Tried {len(rows)} pipelines of {dists}."
+
+
+def _suggested(evidence: Evidence) -> list[str]:
+    """Distributions that probably serve a checkpoint, the most likely one first."""
+    return known.suggest(evidence.class_name(), evidence.repo_id or evidence.name)
+
+
+def _guilty(source: Source, evidence: Evidence) -> list[Failure]:
+    """Failures of the plugins that should serve it."""
+    name = evidence.repo_id or evidence.name
+    return guilty(source.failures, name, _suggested(evidence))
 
 
 def _near(name: str, names: Iterable[str]) -> str:
@@ -167,25 +200,25 @@ def _installed(source: Source) -> str:
     return f"Model plugins in use: {', '.join(names)}." if names else "No model plugin is in use."
 
 
-def _error(source: Source, text: str, parts: list[str], suggested: list[str]) -> Exception:
+def _error(
+    source: Source,
+    text: str,
+    parts: list[str],
+    suggested: list[str],
+    evidence: Evidence | None = None,
+) -> Exception:
     """A PluginError when the plugin that should serve it is there but broken, else a ModelError."""
-    failed = [row for row in source.failures if is_fatal(row)]
-    guilty = [row for row in failed if normalise(row.dist) in suggested]
-    if guilty:
-        reasons = " ".join(f"Plugin {row.plugin} failed: {row}" for row in guilty)
-        return PluginError(f"{text} {reasons}", failures=guilty)
-    denied = {normalise(row.dist): row for row in source.plugins if row.state == "denied"}
-    left_out = next((denied[name] for name in suggested if name in denied), None)
-    if left_out is not None:
-        parts.append(f"Plugin {left_out.name} is installed but {left_out.reason}.")
-    elif suggested:
-        present = {normalise(row.dist) for row in source.plugins}
-        missing = [name for name in suggested if name not in present]
-        if missing:
-            parts.append(f"To serve it: pip install {missing[0]}.")
-    else:
-        parts.append("`sgld models list` shows what is served; install a plugin that serves it.")
-    parts.extend(f"Plugin {row.plugin} failed: {row}" for row in failed)
+    blamed = (
+        _guilty(source, evidence)
+        if evidence is not None
+        else guilty(source.failures, "", suggested)
+    )
+    if blamed:
+        reasons = " ".join(f"Plugin {row.plugin} failed: {row}" for row in blamed)
+        return PluginError(f"{text} {reasons}", failures=blamed)
+    by_name = evidence is not None and isinstance(evidence.files, NameOnly)
+    parts.append(install_hint(suggested, source.plugins, by_name=by_name))
+    parts.append(failed_text(source.failures))
     return ModelError(
         text, code="model_not_recognised", remedy=" ".join(part for part in parts if part)
     )

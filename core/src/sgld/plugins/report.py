@@ -1,23 +1,26 @@
 """Turn the catalog into what people and programs read: JSON values and plain text tables.
 
 Public: `plugin_json(row)`, `plugins_json(catalog)`, `plugins_text(catalog, kind)`,
-`plugin_text(catalog, row)`, `why_text(tried)`, `pipeline_json(entry)`, `table(header, rows)`,
+`plugin_text(catalog, row)`, `why_text(answer)`, `pipeline_json(entry)`, `table(header, rows)`,
 `summary_line(catalog)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sgld.api.contracts import CONTRACTS
 from sgld.api.hooks import GROUP
 from sgld.api.specs import Failure, PipelineSpec
 from sgld.plugins.catalog import Catalog
-from sgld.plugins.failures import is_fatal
-from sgld.plugins.match import Tried, show
+from sgld.plugins.failures import DOCS, is_fatal
+from sgld.plugins.match import show
 from sgld.plugins.resolve import Entry
 from sgld.plugins.rows import PluginRow
+
+if TYPE_CHECKING:
+    from sgld.plugins.why import Answer
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -91,6 +94,8 @@ def plugins_text(catalog: Catalog, kind: str = "") -> str:
     own = {str(row) for row in catalog.failures}
     for row in catalog.plugins:
         lines += [f"note: {row.name}: {note}" for note in row.notes if note not in own]
+    if catalog.failures:
+        lines.append(f"`sgld plugins check` tells more; {DOCS} explains every code")
     return "\n".join(lines)
 
 
@@ -143,12 +148,13 @@ def _target(catalog: Catalog, kind: str, name: str, row: PluginRow) -> str:
     return f"{entry.spec.target}{instead}"
 
 
-def why_text(tried: Sequence[Tried]) -> str:
-    """The scores of every pipeline for one model, best first."""
-    rows = [
-        (row.score or "-", row.pipeline, row.dist, row.evidence or "nothing fits") for row in tried
-    ]
-    return table(("SCORE", "PIPELINE", "DISTRIBUTION", "EVIDENCE"), rows)
+def why_text(answer: Answer) -> str:
+    """Everybody who was considered for a decision, then the decision."""
+    note = answer.facts.get("note", "")
+    lines = [f"{answer.question} ({note})" if note else answer.question]
+    if answer.rows:
+        lines.append(table(("RESULT", "NAME", "DISTRIBUTION", "WHY"), answer.rows))
+    return "\n".join([*lines, *([answer.text] if answer.text else [])])
 
 
 def pipeline_json(entry: Entry[PipelineSpec]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 That module costs about 40 ms at import, more than all plugins together, so directories on the
 path are read directly. Anything that is not a plain directory (a zip, a custom finder that offers
 `find_distributions`) is left to `importlib.metadata`, so the answer is the same.
-Public: `scan(path) -> list[Declared]`, `version_of(dist, path) -> str`.
+Public: `scan(path) -> list[Declared]`, `versions_of(dists, path)`, `version_of(dist, path) -> str`.
 """
 
 from __future__ import annotations
@@ -55,14 +55,23 @@ def scan(path: Sequence[str] | None = None) -> list[Declared]:
 
 def version_of(dist: str, path: Sequence[str] | None = None) -> str:
     """The installed version of `dist`, or an empty string when it is not installed."""
-    wanted = normalise(dist)
+    return versions_of([dist], path)[dist]
+
+
+def versions_of(dists: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """The installed version of each of `dists`, an empty string for one that is not installed;
+    reads no entry point."""
+    wanted = {normalise(dist): dist for dist in dists}
+    versions = dict.fromkeys(wanted.values(), "")
     for key, folder_or_dist in _distributions(sys.path if path is None else path):
-        if key != wanted:
-            continue
-        if isinstance(folder_or_dist, str):
-            return _read_metadata(folder_or_dist)[1]
-        return folder_or_dist.version
-    return ""
+        dist = wanted.pop(key, None)
+        if dist is not None:
+            local = isinstance(folder_or_dist, str)
+            version = _read_metadata(folder_or_dist)[1] if local else folder_or_dist.version
+            versions[dist] = version
+        if not wanted:
+            break
+    return versions
 
 
 def _distributions(path: Sequence[str]) -> Iterator[tuple[str, str | Distribution]]:

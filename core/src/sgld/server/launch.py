@@ -132,9 +132,7 @@ def make_services(
         )
         undo.pop_all()
     services.metrics.served(__version__, name, plan.spec.id)
-    services.runner = Runner(
-        services, max_running=plan.options.max_running, max_queue=options.max_queue
-    )
+    services.runner = Runner(services, max_running=plan.max_running, max_queue=options.max_queue)
     services.sessions = Sessions(
         realtime, options, services.engine, services.metrics, services.request_log
     )
@@ -147,6 +145,7 @@ def _child(options: ServerOptions, plan: ModelPlan, environ: Mapping[str, str]) 
     written = {"model_path": str(plan.files.root)} if plan.temporary else {}
     return ChildExecutor(
         plan.options.model_copy(update=written),
+        lock_json=plan.lock.to_json(),
         environ={**environ, **logging},
         profile_folder=Path(options.profile or Path(options.state_path) / "profiles"),
     )
@@ -166,6 +165,8 @@ def _request_log(options: ServerOptions) -> RequestLog:
 def _check_default_size(options: ServerOptions, plan: ModelPlan) -> None:
     """A limit below the model's own size would refuse every request that leaves the size out."""
     params = plan.build([Layer("call", {"prompt": "-"})]).params
+    if params.width is None or params.height is None:
+        return  # the pipeline decides, and refuses nothing because of it
     if options.max_pixels is not None and params.width * params.height > options.max_pixels:
         raise UserError(
             f"max_pixels={options.max_pixels}: below the model's own {params.width}x"
@@ -235,6 +236,9 @@ def serve(options: ServerOptions, plan: ModelPlan, listener: socket.socket | Non
     """Serve until told to stop, on `listener` if there is one already; returns the exit code."""
     with contextlib.ExitStack() as stack:
         stack.callback(plan.close)
+        for line in plan.warnings:
+            log.warning(line)
+        log.info("plugins and choices", **plan.lock.summary())
         listener = stack.enter_context(listener or bind(options))
         _give_memory_back()
         # Until the loop takes over, a SIGTERM ends the start as Ctrl-C does: with a tidied house.

@@ -29,8 +29,8 @@ def model_routes(services: Services) -> APIRouter:
             "root": services.plan.options.model_path,
             "pipeline": spec.id,
             "plugin": f"{entry.dist} {entry.version}".strip(),
-            "task_type": spec.tasks[0],
-            "supported_task_types": list(spec.tasks),
+            "task_type": services.plan.tasks[0],
+            "supported_task_types": list(services.plan.tasks),
         }
 
     @router.get(

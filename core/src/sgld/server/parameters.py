@@ -77,7 +77,7 @@ class ModelFacts:
         spec = plan.spec
         repo = plan.files.repo_id or ""
         layer = plan.preset_layer
-        return cls(name, spec.id, plan.params_class, layer, tuple(spec.tasks), repo)
+        return cls(name, spec.id, plan.params_class, layer, tuple(plan.tasks), repo)
 
     @property
     def routes(self) -> dict[str, str]:

@@ -22,6 +22,8 @@ from sgld.server.services import Services
 log = structlog.get_logger("sgld.server")
 
 POLL_SECONDS = 0.2
+SMALL = 64
+"""Side of the input picture where the pipeline decides about the size."""
 Warmed = tuple[dict[str, Any], tuple[int, ...], tuple[npt.NDArray[np.uint8], ...]]
 
 
@@ -33,12 +35,17 @@ def smallest_request(plan: ModelPlan, size: str = "") -> Warmed:
     if isinstance(parsed, str):  # a size name: the parameters turn it into numbers on the grid
         parsed = SIZES[parsed]
     width, height = parsed
-    values: dict[str, Any] = {"prompt": "warm-up", "width": width, "height": height}
+    values: dict[str, Any] = {"prompt": "" if cls.prompt_optional else "warm-up"}
+    # Of a pipeline that is only inspected, nobody knows how small a size works: it takes its own.
+    known = not plan.spec.inspect
+    if known or size:
+        values |= {"width": width, "height": height}
     if "dmd_denoising_steps" not in cls.model_fields:
         values["num_inference_steps"] = 1
-    if issubclass(cls, VideoParams):
+    if issubclass(cls, VideoParams) and known:
         values["num_frames"] = 1
     built = plan.build([Layer("call", values)])
+    height, width = built.params.height or SMALL, built.params.width or SMALL
     images = (np.zeros((height, width, 3), np.uint8),) if cls.needs_image else ()
     return built.params.model_dump(mode="json"), (0,), images
 

@@ -14,7 +14,11 @@ from sgld.stages.sampler import Estimates
 
 
 class Denoiser(Protocol):
-    """How a family predicts: which calls one step needs and how their results become one output."""
+    """How a family predicts: which calls one step needs and how their results become one output.
+
+    `reads`, `writes` and `uses`, if they are there, name the slots that it reads beside `latents`
+    and `sampler`, those that it writes, and the components that it calls.
+    """
 
     def calls(self, job: Job, index: int) -> Sequence[Call]:
         """The calls of step `index` (from 0): one, or one per guidance pass."""
@@ -68,6 +72,9 @@ class Denoise(Stage):
 
     def __init__(self, denoiser: Denoiser) -> None:
         self._denoiser = denoiser
+        # What the denoiser touches is touched in this stage; the class itself knows of no denoiser.
+        for name in ("reads", "writes", "uses"):
+            setattr(self, name, (*getattr(self, name), *getattr(denoiser, name, ())))
 
     def run(self, job: Job) -> StageRun:
         slots = job.slots

@@ -119,10 +119,12 @@ def served_apart(
     *flags: str,
     environ: Mapping[str, str] | None = None,
     ready: bool = True,
+    python: str | Path = sys.executable,
 ) -> Iterator[Served]:
-    """`sgld serve` as a process of its own, on a free port; stopped by SIGTERM."""
+    """`sgld serve` as a process of its own, on a free port, with the sgld of this `python`; stopped
+    by SIGTERM."""
     command = [
-        sys.executable, "-m", "sgld", "serve", model_path, "--port", "0",
+        str(python), "-m", "sgld", "serve", model_path, "--port", "0",
         "--state-path", str(folder / "state"), "--output-path", str(folder / "outputs"),
         "--drain-seconds", "1", *flags,
     ]  # fmt: skip

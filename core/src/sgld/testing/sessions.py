@@ -39,60 +39,33 @@ PATIENCE = 60.0
 """Seconds that the lane may take for one task before a test is given up."""
 
 
-class SessionRig:
-    """An engine of one causal pipeline and all that it has told.
+class SessionDriver:
+    """Drives the sessions of an engine, and keeps all that it tells.
 
     Args:
-        pipeline: the family.
-        modules: its components.
-        params: its parameter class.
-        adapters: its realtime adapters; the first one is used.
-        memory: bytes for the states of all sessions and requests.
-        undo_memory: bytes of host memory for the chunks to take back; None: out of `memory`.
-        most: sessions at once.
-        modes: residencies; all resident by default.
-        heard: called with everything the engine tells, in place of just keeping it.
-        clock: seconds that deadlines are told by.
+        params: the family's parameter class.
+        adapter: id of the realtime adapter that sessions use.
+        heard: called with everything the engine tells, beside keeping it.
+
+    `attach` an engine whose events go to `take`.
     """
 
     def __init__(
-        self,
-        pipeline: CausalPipeline,
-        modules: Mapping[str, nn.Module],
-        params: Any,
-        adapters: Mapping[str, type[RealtimeAdapter]],
-        *,
-        device: torch.device | None = None,
-        memory: int = GIB,
-        undo_memory: int | None = None,
-        most: int = 64,
-        modes: Mapping[str, Mode] | None = None,
-        heard: Callable[[Told], None] | None = None,
-        identity: Mapping[str, str] | None = None,
-        **engine: Any,
+        self, params: Any, adapter: str, heard: Callable[[Told], None] | None = None
     ) -> None:
         self.told: list[Told] = []
-        self.adapter = next(iter(adapters))
-        self.params = params
-        self.pipeline = pipeline
+        self.params, self.adapter = params, adapter
         self._numbers = itertools.count(1)
         self._woken = threading.Event()
         self._heard = heard
-        device = device or torch.device("cpu")
-        identity = identity or {"model": "rig"}
-        sessions = SessionSettings(adapters, identity, memory, most, undo_memory)
-        self.engine = Engine(
-            pipeline=pipeline,
-            validate=params.model_validate,
-            store=ComponentStore(modules, modes or {}, TorchMover(device)),
-            device=device,
-            emit=self._take,
-            settings=EngineSettings(sessions=sessions),
-            **engine,
-        )
-        self.engine.on_wake(self._woken.set)
 
-    def _take(self, told: Told) -> None:
+    def attach(self, engine: Engine) -> None:
+        """Drive this engine from now on."""
+        self.engine = engine
+        engine.on_wake(self._woken.set)
+
+    def take(self, told: Told) -> None:
+        """What the engine tells."""
         self.told.append(told)
         if self._heard is not None:
             self._heard(told)
@@ -189,3 +162,52 @@ class SessionRig:
     def close(self) -> None:
         """End everything."""
         self.engine.close()
+
+
+class SessionRig(SessionDriver):
+    """An engine of one causal pipeline and all that it has told.
+
+    Args:
+        pipeline: the family.
+        modules: its components.
+        params: its parameter class.
+        adapters: its realtime adapters; the first one is used.
+        memory: bytes for the states of all sessions and requests.
+        undo_memory: bytes of host memory for the chunks to take back; None: out of `memory`.
+        most: sessions at once.
+        modes: residencies; all resident by default.
+        heard: called with everything the engine tells, in place of just keeping it.
+        clock: seconds that deadlines are told by.
+    """
+
+    def __init__(
+        self,
+        pipeline: CausalPipeline,
+        modules: Mapping[str, nn.Module],
+        params: Any,
+        adapters: Mapping[str, type[RealtimeAdapter]],
+        *,
+        device: torch.device | None = None,
+        memory: int = GIB,
+        undo_memory: int | None = None,
+        most: int = 64,
+        modes: Mapping[str, Mode] | None = None,
+        heard: Callable[[Told], None] | None = None,
+        identity: Mapping[str, str] | None = None,
+        **engine: Any,
+    ) -> None:
+        super().__init__(params, next(iter(adapters)), heard)
+        self.pipeline = pipeline
+        device = device or torch.device("cpu")
+        identity = identity or {"model": "rig"}
+        sessions = SessionSettings(adapters, identity, memory, most, undo_memory)
+        engine_made = Engine(
+            pipeline=pipeline,
+            validate=params.model_validate,
+            store=ComponentStore(modules, modes or {}, TorchMover(device)),
+            device=device,
+            emit=self.take,
+            settings=EngineSettings(sessions=sessions),
+            **engine,
+        )
+        self.attach(engine_made)

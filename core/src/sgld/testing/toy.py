@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from sgld.engine.call import Call, StageRun
 from sgld.engine.job import Job
 from sgld.engine.pipeline import Loaded, Media, Pipeline
 from sgld.engine.stage import Stage
+from sgld.ops.table import Ops
 from sgld.stages.denoise import Denoise, Frames, guide
 from sgld.stages.latents import InitialNoise
 from sgld.stages.timesteps import Timesteps
@@ -56,24 +57,26 @@ class ToyText(nn.Module):
 class ToyLayer(nn.Module):
     """A residual layer that mixes latents with text and time."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
         super().__init__()
+        self.gate = ops["residual.gate"]
         self.mix = nn.Linear(WIDTH, WIDTH)
         self.text = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         """x [B, N, WIDTH], text [B, WIDTH], time [B]."""
         shift = self.text(text) + time[:, None]
-        return x + torch.tanh(self.mix(x) + shift[:, None])
+        return self.gate(x, torch.tanh(self.mix(x) + shift[:, None]), None)
 
 
 class ToyTransformer(nn.Module):
     """A stack of layers, [B, N, WIDTH] → [B, N, WIDTH]."""
 
-    def __init__(self, layers: int = 3) -> None:
+    def __init__(self, layers: int = 3, ops: Ops | None = None) -> None:
         super().__init__()
+        ops = ops or Ops.torch()
         self.inlet = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList([ToyLayer() for _ in range(layers)])
+        self.blocks = nn.ModuleList([ToyLayer(ops) for _ in range(layers)])
         self.outlet = nn.Linear(WIDTH, WIDTH)
 
     def layer_groups(self) -> nn.ModuleList:
@@ -144,6 +147,9 @@ class EncodePrompt(Stage):
 
 class ToyDenoiser:
     """Guidance in two passes when the scale is above 1."""
+
+    reads: ClassVar[tuple[str, ...]] = ("text", "negative")
+    uses: ClassVar[tuple[str, ...]] = ("transformer", "vae")
 
     def calls(self, job: Job, index: int) -> Sequence[Call]:
         """One call per guidance pass."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -106,7 +107,7 @@ class ToyImagePipeline(Pipeline):
         time.sleep(delay)
         builders: dict[str, Callable[[], nn.Module]] = {
             "text_encoder": ToyText,
-            "transformer": ToyTransformer,
+            "transformer": partial(ToyTransformer, ops=loader.ops),
             "vae": ToyVae,
         }
         return Loaded({name: loader.module(name, build) for name, build in builders.items()})

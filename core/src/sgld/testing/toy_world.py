@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import torch
@@ -27,7 +28,7 @@ from sgld.engine.job import Job
 from sgld.engine.loading import Loader
 from sgld.engine.pipeline import Loaded, Media
 from sgld.engine.stage import Stage
-from sgld.ops.attention import sdpa_backend
+from sgld.ops.table import Ops
 from sgld.testing.toy import WIDTH, ToyText
 from sgld.testing.toy_pipelines import CRASH, GRID, SHORTAGE
 from sgld.testing.toy_world_params import CHUNK, STRIDE, TOKENS, ToyWorldParams
@@ -39,8 +40,9 @@ HEADS: Final = 2
 class ToyWorldLayer(nn.Module):
     """Self-attention over the cache, then a residual mix with text and action."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
         super().__init__()
+        self.attention, self.gate = ops["attention.self"], ops["residual.gate"]
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.mix = nn.Linear(WIDTH, WIDTH)
         self.text = nn.Linear(WIDTH, WIDTH)
@@ -51,18 +53,20 @@ class ToyWorldLayer(nn.Module):
         """x [1, N, WIDTH], shift [1, N, WIDTH], text [1, WIDTH]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, WIDTH // HEADS)).unbind(2)
         cache.write(layer, k, v)
-        seen = attend(q, cache.read(layer), sdpa_backend).flatten(2)
-        return x + torch.tanh(self.mix(x + seen) + shift + self.text(text)[:, None])
+        seen = attend(q, cache.read(layer), self.attention).flatten(2)
+        branch = torch.tanh(self.mix(x + seen) + shift + self.text(text)[:, None])
+        return self.gate(x, branch, None)
 
 
 class ToyWorldTransformer(nn.Module):
     """Noisy latents of a chunk [1, F, N, WIDTH] → velocity, with a cache as its memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops | None = None) -> None:
         super().__init__()
+        ops = ops or Ops.torch()
         self.inlet = nn.Linear(WIDTH, WIDTH)
         self.action = nn.Linear(len(TOKENS.allowed), WIDTH)
-        self.blocks = nn.ModuleList([ToyWorldLayer() for _ in range(LAYERS)])
+        self.blocks = nn.ModuleList([ToyWorldLayer(ops) for _ in range(LAYERS)])
         self.outlet = nn.Linear(WIDTH, WIDTH)
 
     def forward(
@@ -211,6 +215,7 @@ class ToyWorldPipeline(CausalPipeline):
     float32_groups: ClassVar[tuple[str, ...]] = ("text_encoder", "dit", "vae")
     frame_parts: ClassVar[tuple[str, ...]] = ("decoder",)
     frames_per_latent: ClassVar[int] = STRIDE
+    frame_dim: ClassVar[int] = 1
     state_fields: ClassVar[tuple[str, ...]] = (
         "realtime_causal_kv_cache_num_frames",
         "width",
@@ -220,9 +225,9 @@ class ToyWorldPipeline(CausalPipeline):
     @classmethod
     def load(cls, loader: Loader) -> Loaded:
         time.sleep(loader.located["transformer"].config.get("load_delay", 0.0))
-        builders = {
+        builders: dict[str, Callable[[], nn.Module]] = {
             "text_encoder": ToyText,
-            "transformer": ToyWorldTransformer,
+            "transformer": partial(ToyWorldTransformer, loader.ops),
             "vae": ToyWorldVae,
         }
         return Loaded({name: loader.module(name, build) for name, build in builders.items()})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from sgld.api.errors import ParameterError, Problem
-from sgld.causal.blocks import BlockPlan, Chunk
+from sgld.causal.blocks import BlockPlan
 from sgld.params.options import Finding, Settled, option
 from sgld.params.sampling import TakesImage, VideoParams
-from sgld.realtime.adapter import Opening, RealtimeAdapter, Sampled
-from sgld.realtime.controls import ActionQueue, Tokens, read_actions, read_prompt
+from sgld.realtime.controls import Tokens
+from sgld.realtime.steering import KeysAdapter
 from sgld.testing.toy_params import Hooks
 
 CHUNK: Final = 2
@@ -25,6 +23,7 @@ class ToyWorldParams(Hooks, TakesImage, VideoParams):
 
     tasks: ClassVar[tuple[str, ...]] = ("text-to-video", "image-to-video")
     temporal_stride: ClassVar[int] = STRIDE
+    shows_previews: ClassVar[bool] = False
 
     width: int = option(64, "Width of a frame.", unit="pixels", ge=1, le=100_000)
     height: int = option(48, "Height of a frame.", unit="pixels", ge=1, le=100_000)
@@ -60,70 +59,7 @@ class ToyWorldParams(Hooks, TakesImage, VideoParams):
         return BlockPlan(CHUNK, total=1 + (self.num_frames - 1) // STRIDE)
 
 
-class ToyWorldAdapter(RealtimeAdapter):
+class ToyWorldAdapter(KeysAdapter):
     """Walks with w, a, s and d; the prompt may change."""
 
-    events: ClassVar[tuple[str, ...]] = ("camera_actions", "prompt")
-
-    def __init__(self, params: ToyWorldParams) -> None:
-        super().__init__(params)
-        self._actions = ActionQueue(TOKENS)
-        self._prompt: str = params.prompt
-        self._prompt_id: int | None = None
-        self._seen: int | None = None
-
-    @classmethod
-    def read_init(cls, init: Mapping[str, Any]) -> Opening:
-        """Everything is a parameter but the first frame and `condition_inputs`, which may hold
-        `camera_actions` for chunk 0."""
-        apart = ("first_frame", "condition_inputs")
-        params = {name: value for name, value in init.items() if name not in apart}
-        given, events = init.get("condition_inputs"), ()
-        if given is not None:
-            if not isinstance(given, Mapping) or set(given) != {"camera_actions"}:
-                message = "must be a map with camera_actions."
-                raise ParameterError([Problem("condition_inputs", given, message)])
-            field = "condition_inputs.camera_actions"
-            actions = read_actions(given["camera_actions"], TOKENS, field=field)
-            events = (("camera_actions", {"actions": actions}, None),)
-        return Opening(params, init.get("first_frame"), events)
-
-    @classmethod
-    def read_event(cls, kind: str, payload: Any) -> Mapping[str, Any]:
-        """`camera_actions`: a script or a state; `prompt`: text."""
-        if kind == "camera_actions":
-            return {"actions": read_actions(payload, TOKENS)}
-        if kind != "prompt":
-            known = ", ".join(cls.events)
-            raise ParameterError([Problem("kind", kind, f"must be one of {known}.")])
-        return {"prompt": read_prompt(payload)}
-
-    def apply(self, kind: str, control: Mapping[str, Any], event_id: int | None) -> None:
-        """Take a control."""
-        if kind == "prompt":
-            self._prompt, self._prompt_id = control["prompt"], event_id
-        else:
-            self._actions.apply(control["actions"], event_id)
-
-    def sample(self, chunk: Chunk) -> Sampled:
-        """One action per latent frame, and the prompt as it is now."""
-        levels = self._actions.sample(chunk.frames)
-        ids = (levels.event_id, self._prompt_id, self._seen)
-        self._seen = max((id for id in ids if id is not None), default=None)
-        actions = [list(level) for level in levels.actions or [()] * chunk.frames]
-        return Sampled({"actions": actions, "prompt": self._prompt}, self._seen)
-
-    def dump(self) -> Mapping[str, Any]:
-        """All of it."""
-        return {
-            "actions": self._actions.dump(),
-            "prompt": self._prompt,
-            "prompt_id": self._prompt_id,
-            "seen": self._seen,
-        }
-
-    def load(self, values: Mapping[str, Any]) -> None:
-        """Become what `dump` wrote."""
-        self._actions.load(values["actions"])
-        self._prompt, self._prompt_id = values["prompt"], values["prompt_id"]
-        self._seen = values["seen"]
+    tokens: ClassVar[Tokens] = TOKENS

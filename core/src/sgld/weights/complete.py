@@ -20,12 +20,17 @@ from sgld.weights.selection import has_variant, select, weight_files
 _PROCESSOR: Final = ("preprocessor_config.json", "processor_config.json")
 _CONFIGS: Final = (
     (re.compile(r".*Scheduler"), ("scheduler_config.json",)),
-    (re.compile(r".*Tokenizer(Fast)?"), ("tokenizer_config.json",)),
+    (re.compile(r".*Tokenizers?(Fast|Backend)?"), ("tokenizer_config.json",)),
     (re.compile(r".*(Processor|Extractor)(Fast)?"), _PROCESSOR),
     (re.compile(r".*Guid(er|ance).*"), ("guider_config.json",)),
 )
 """Class name → config files of components that have no weights; the first is named if none is
 there. Every other component is a model: `config.json` and weights."""
+
+
+def is_model(listed: Listed) -> bool:
+    """Whether a component of the index has weights: no scheduler, tokenizer or processor."""
+    return not any(pattern.fullmatch(listed.class_name) for pattern, _ in _CONFIGS)
 
 
 def check_complete(

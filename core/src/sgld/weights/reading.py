@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from sgld.api.errors import ModelError
+from sgld.platforms.streams import mark, torch_of
 from sgld.weights.checkpoint import Checkpoint
 from sgld.weights.dtypes import STORED
 from sgld.weights.header import Tensor
@@ -40,7 +41,8 @@ class Reader:
         self._stack = ExitStack()
         self._files: dict[Path, io.FileIO] = {}
         self._stages: list[torch.Tensor] = []
-        self._copied: list[torch.cuda.Event | None] = [None, None]
+        self._torch = torch_of(device)
+        self._copied: list[Any] = [None, None]
         self._turn = 0
 
     def __enter__(self) -> Reader:
@@ -52,9 +54,9 @@ class Reader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._stages and self.device.type == "cuda":
+        if self._stages and self._torch is not None:
             # The staging memory must outlive the copies that read it.
-            torch.cuda.synchronize(self.device)
+            self._torch.synchronize(self.device)
         self._stages.clear()
         self._stack.close()
 
@@ -120,7 +122,7 @@ class Reader:
     def _stage(self) -> torch.Tensor:
         """The next staging buffer, free to be overwritten (two take turns)."""
         if not self._stages:
-            pinned = self.device.type == "cuda"
+            pinned = self._torch is not None
             self._stages = [
                 torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=pinned)
                 for _ in range(2 if pinned else 1)
@@ -132,10 +134,7 @@ class Reader:
         return self._stages[self._turn]
 
     def _mark(self) -> None:
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.device))
-            self._copied[self._turn] = event
+        self._copied[self._turn] = mark(self.device)
 
 
 def _pieces(elements: int, step: int) -> Iterator[tuple[int, int]]:

@@ -29,6 +29,7 @@ class LingBotParams(TakesImage, FixedSteps, VideoParams):
 
     tasks: ClassVar[tuple[str, ...]] = ("image-to-video",)
     needs_image: ClassVar[bool] = True
+    shows_previews: ClassVar[bool] = False
     max_pixels: ClassVar[int] = 1280 * 720
     refused: ClassVar[Mapping[str, str]] = {
         **FixedSteps.refused,

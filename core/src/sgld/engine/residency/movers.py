@@ -8,6 +8,9 @@ from typing import Protocol
 
 import torch
 
+from sgld.platforms import streams
+from sgld.platforms.streams import torch_of
+
 
 class Mover(Protocol):
     """Copies host tensors to a device. Weights are read-only, so nothing is ever copied back."""
@@ -39,16 +42,17 @@ class Mover(Protocol):
 
 
 class TorchMover:
-    """Moves by plain torch copies; on CUDA from pinned memory, with a stream of its own."""
+    """Moves by plain torch copies; where the device has streams from pinned memory, on a stream of
+    its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self._torch = torch_of(device)
+        self._stream = None if self._torch is None else self._torch.Stream(device)
 
     def hold(self, tensor: torch.Tensor) -> torch.Tensor:
         host = tensor.detach().to("cpu")
-        return host.pin_memory() if self._cuda and not host.is_pinned() else host
+        return host if self._stream is None or host.is_pinned() else host.pin_memory()
 
     def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.to(self._device, non_blocking=True, copy=True) for tensor in tensors]
@@ -58,24 +62,17 @@ class TorchMover:
         if self._stream is None:
             yield
             return
-        with torch.cuda.stream(self._stream):
+        with self._torch.stream(self._stream):
             yield
 
     def ready(self) -> object:
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return streams.mark(self._device)
 
     def wait(self, mark: object) -> None:
-        if isinstance(mark, torch.cuda.Event):
-            torch.cuda.current_stream(self._device).wait_event(mark)
+        streams.wait(self._device, mark)
 
     def discard(self, tensors: Sequence[torch.Tensor]) -> None:
-        if self._cuda:
-            # Memory that the copy stream allocated must not be given out again while the
-            # computation still reads it.
-            stream = torch.cuda.current_stream(self._device)
-            for tensor in tensors:
-                tensor.record_stream(stream)
+        # Memory that the copy stream allocated must not be given out again while the computation
+        # still reads it.
+        for tensor in tensors:
+            streams.keep(tensor)

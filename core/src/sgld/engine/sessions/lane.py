@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from sgld.platforms.streams import mark, torch_of
+
 
 class Task:
     """One piece of work of one owner.
@@ -64,7 +66,7 @@ class Lane:
 
     def submit(self, owner: Hashable, work: Callable[[Task], None]) -> None:
         """Queue work; it begins after all that was asked of the device so far."""
-        task = Task(owner, work, self._mark())
+        task = Task(owner, work, mark(self._device))
         self._owed[owner] += 1
         with self._changed:
             self._waiting.append(task)
@@ -117,15 +119,9 @@ class Lane:
         if self._owed[owner] <= 0:
             del self._owed[owner]
 
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
     def _serve(self) -> None:
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        namespace = torch_of(self._device)
+        stream = None if namespace is None else namespace.Stream(self._device)
         while True:
             with self._changed:
                 while not self._waiting and not self._closing:
@@ -134,10 +130,10 @@ class Lane:
                     return
                 task = self._current = self._waiting.popleft()
             with torch.inference_mode():
-                if stream is None:
+                if namespace is None or stream is None:
                     task.run()
                 else:
-                    with torch.cuda.stream(stream):
+                    with namespace.stream(stream):
                         stream.wait_event(task.after)
                         task.run()
             with self._changed:

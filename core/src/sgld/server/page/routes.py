@@ -104,6 +104,6 @@ def _add(router: APIRouter, path: str, asset: Asset) -> None:
 
 
 def _plain(services: Services) -> Asset:
-    kinds = sorted({task.rpartition("-")[2] + "s" for task in services.plan.spec.tasks})
+    kinds = sorted({task.rpartition("-")[2] + "s" for task in services.plan.tasks})
     text = PLAIN.format(name=html.escape(services.name), tasks=" and ".join(kinds))
     return Asset.of("index.html", text.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +16,8 @@ from sgld_flux.stages.latents1 import Grid
 
 class Predict:
     """One pass, or two with true guidance; the embedded guidance scale is an input of both."""
+
+    reads: ClassVar[tuple[str, ...]] = ("text", "negative")
 
     def calls(self, job: Job, index: int) -> Sequence[Call]:
         """The positive pass and, with true guidance, the negative one."""

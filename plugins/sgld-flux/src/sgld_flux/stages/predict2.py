@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,6 +15,9 @@ from sgld_flux.stages.decode2 import decoded
 
 class Predict:
     """One pass, with a guidance scale as input where the model takes one, or two guided passes."""
+
+    reads: ClassVar[tuple[str, ...]] = ("text", "negative", "references", "grids")
+    writes: ClassVar[tuple[str, ...]] = ("references", "memory")
 
     def calls(self, job: Job, index: int) -> Sequence[Call]:
         """The positive pass and, with classifier-free guidance, the negative one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,6 +17,8 @@ from sgld_sana.stages.decode import decoded
 
 class Predict:
     """SANA 1.0 and 1.5: one or two passes, a flow velocity."""
+
+    reads: ClassVar[tuple[str, ...]] = ("text", "text_mask", "negative", "negative_mask")
 
     def calls(self, job: Job, index: int) -> Sequence[Call]:
         """The positive pass and, with guidance, the negative one."""
@@ -74,6 +76,8 @@ class Predict:
 
 class PredictVideo(Predict):
     """SANA-Video: where a first frame is given, that one stands at time zero."""
+
+    reads: ClassVar[tuple[str, ...]] = (*Predict.reads, "moving")
 
     def timestep(self, job: Job, index: int) -> torch.Tensor:
         time, moving = super().timestep(job, index), job.slots.moving

@@ -10,6 +10,7 @@ import torch
 from sgld.causal.cache import Part
 from sgld.causal.errors import SnapshotError, StateError
 from sgld.causal.host import host_bytes
+from sgld.platforms.streams import keep, torch_of
 from sgld_wan.models.vae_slots import Slot, decoder_slots
 from sgld_wan.models.vae_stream import FIRST_ONLY, History, Remembered
 
@@ -244,10 +245,9 @@ def _on_host(held: Remembered) -> Remembered:
     tensor itself: nobody writes into it."""
     if not isinstance(held, torch.Tensor):
         return held
-    if held.is_cuda:
-        # Its memory must not be given out again before this stream has read it.
-        held.record_stream(torch.cuda.current_stream(held.device))
-    return held.to("cpu", non_blocking=True)
+    # Its memory must not be given out again before this stream has read it.
+    keep(held)
+    return held.to("cpu", non_blocking=torch_of(held.device) is not None)
 
 
 def _mismatch(message: str) -> SnapshotError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,6 +20,8 @@ class Predict:
     `boundary` is the noise level, as a share of the training steps, from which the `transformer` is
     used; below it `transformer_2` is, with its own guidance scale (Wan 2.2 A14B).
     """
+
+    reads: ClassVar[tuple[str, ...]] = ("text", "negative")
 
     def calls(self, job: Job, index: int) -> Sequence[Call]:
         """The positive pass and, with guidance at this step, the negative one."""
@@ -83,6 +85,8 @@ class Predict:
 class PredictWithChannels(Predict):
     """Image-to-video by extra channels, and by CLIP tokens where the checkpoint has a tower."""
 
+    reads: ClassVar[tuple[str, ...]] = (*Predict.reads, "condition")
+
     def model_input(self, job: Job, index: int) -> torch.Tensor:
         return torch.cat([job.slots.latents, job.slots.condition], dim=1)
 
@@ -95,6 +99,8 @@ class PredictWithChannels(Predict):
 
 class PredictWithPinnedFrame(Predict):
     """Wan 2.2 TI2V-5B: the given first frame replaces its latents and stands at time zero."""
+
+    reads: ClassVar[tuple[str, ...]] = (*Predict.reads, "condition", "mask")
 
     def model_input(self, job: Job, index: int) -> torch.Tensor:
         return self._pinned(job)

@@ -1,0 +1,143 @@
+"""What all conformance classes share: whose record is tested, how a failure reads, and the rule
+that nothing may be removed.
+
+A conformance test may be overridden only like this, so that what a plugin does not keep stands in
+its tests for everybody to read:
+
+    class TestMine(PipelineContract):
+        pipeline = "acme-t2v"
+
+        @pytest.mark.xfail(reason="the upstream sampler keeps state between requests")
+        def test_requests_share_no_state(self, bench):
+            super().test_requests_share_no_state(bench)
+
+As soon as such a test passes, it fails: the mark has to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, ClassVar, Final, NoReturn
+
+import pytest
+
+from sgld.plugins.catalog import Catalog, load_target
+from sgld.plugins.resolve import Entry
+from sgld.testing.isolated import owner_catalog
+
+KIT: Final = "sgld.testing.conformance"
+META: Final = "test_nothing_removed"
+
+
+def broken(*, expected: str, got: Any, remedy: str) -> NoReturn:
+    """End a test: what was expected, what came, and what the plugin's author can do."""
+    __tracebackhide__ = True
+    pytest.fail(f"expected: {expected}\n     got: {got}\n  remedy: {remedy}", pytrace=False)
+
+
+def expect(holds: Any, *, expected: str, got: Any, remedy: str) -> None:
+    """`broken(...)` unless `holds`."""
+    __tracebackhide__ = True
+    if not holds:
+        broken(expected=expected, got=got, remedy=remedy)
+
+
+class Contract:
+    """Base of all conformance classes.
+
+    Args:
+        plugin: whose records are used: a plugin's name, an importable module, or a module object
+            such as `local_plugin` makes. Empty: whichever installed plugin brings the id.
+    """
+
+    plugin: ClassVar[str | ModuleType] = ""
+    kind: ClassVar[str] = ""
+    """Kind of the record: `pipeline`, `cache`, ..."""
+    named_by: ClassVar[str] = ""
+    """Attribute of the class that holds the record's id."""
+    _catalog: ClassVar[tuple[Any, Catalog] | None] = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if META in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.{META} guards the conformance tests and cannot be overridden."
+            )
+
+    @classmethod
+    def id(cls) -> str:
+        """The id of the record that is tested."""
+        value = getattr(cls, cls.named_by, "")
+        expect(
+            isinstance(value, str) and value,
+            expected=f"{cls.__name__}.{cls.named_by} names what is tested",
+            got=repr(value),
+            remedy=f'Write `{cls.named_by} = "..."` in the class.',
+        )
+        return value
+
+    @classmethod
+    def catalog(cls) -> Catalog:
+        """A catalogue of the core's own plugin, the one that brings the record, and its needs; made
+        once for each class."""
+        asked = (cls.kind, cls.id(), cls.plugin)
+        known = vars(cls).get("_catalog")
+        if known is None or known[0] != asked:
+            known = (asked, owner_catalog(*asked))
+            cls._catalog = known
+        return known[1]
+
+    @classmethod
+    def entry(cls) -> Entry[Any]:
+        """The record that is tested, and whose it is."""
+        return cls.catalog().entries[cls.kind][cls.id()]
+
+    @classmethod
+    def target(cls) -> Any:
+        """What the record's `target` names."""
+        entry = cls.entry()
+        return load_target(entry.spec.target, entry)
+
+    def test_nothing_removed(self) -> None:
+        """Every conformance test is there, or is overridden with an xfail mark and its reason."""
+        faults = list(removals(type(self)))
+        expect(
+            not faults,
+            expected="every conformance test is inherited, or overridden with "
+            "@pytest.mark.xfail(reason=...)",
+            got="; ".join(faults),
+            remedy="Delete the override, or mark it with the reason why the contract is not kept.",
+        )
+
+
+def conformance_tests(cls: type) -> Iterator[str]:
+    """Names of the tests that a class has from the kit."""
+    seen: set[str] = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith(KIT):
+            seen.update(name for name in vars(base) if name.startswith("test"))
+    yield from sorted(seen)
+
+
+def removals(cls: type) -> Iterator[str]:
+    """What is wrong with a class's overrides of conformance tests, one text each."""
+    if cls.__module__.startswith(KIT):
+        return
+    if "__init__" in dir(cls) and cls.__init__ is not object.__init__:
+        yield f"{cls.__name__} has an __init__, so pytest leaves its tests out"
+    for name in conformance_tests(cls):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if owner.__module__.startswith(KIT):
+            continue
+        override = vars(owner)[name]
+        if not callable(override):
+            yield f"{owner.__name__}.{name} is {override!r}"
+        elif not _reasons(override):
+            yield f"{owner.__name__}.{name} is overridden without an xfail reason"
+
+
+def _reasons(function: Any) -> list[str]:
+    marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "xfail"]
+    reasons = [mark.kwargs.get("reason", "") for mark in marks]
+    return [text for text in reasons if isinstance(text, str) and text.strip()]

@@ -1,0 +1,86 @@
+"""A kit that cannot fail is worthless: for every conformance test of plugins, pipelines, stages,
+realtime adapters and cache policies there is a bad one that it finds, and nothing else does."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgld.testing import bench, live, watching  # noqa: F401
+from sgld.testing.conformance import (
+    CacheContract,
+    PipelineContract,
+    PluginContract,
+    RealtimeContract,
+    StageContract,
+)
+from sgld.testing.conformance.base import META, conformance_tests
+
+pytest_plugins = ["pytester"]
+
+HERE = Path(__file__).parent / "bad"
+CASE = """
+import {module} as held
+from sgld.testing.conformance import {contract} as Contract
+
+for name, bad in {{**held.BAD, **held.GOOD}}.items():
+    said = {{"plugin": "{module}", "{named_by}": name, "__module__": __name__}}
+    if "{module}" == "bad_describing":
+        said["plugin"] = "acme_" + name
+    said |= getattr(bad, "attributes", {{}})
+    globals()["Test_" + name.replace("-", "_")] = type("Test_" + name, (Contract,), said)
+del Contract
+"""
+ALL = [
+    (PluginContract, "bad_describing"),
+    (PipelineContract, "bad_pipelines"),
+    (StageContract, "bad_stages"),
+    (RealtimeContract, "bad_adapters"),
+    (CacheContract, "bad_caches"),
+]
+
+
+@pytest.mark.parametrize(("contract", "module"), ALL, ids=[row[1] for row in ALL])
+def test_every_fault_is_found_by_its_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, contract: Any, module: str
+) -> None:
+    failed, texts, bad = outcome(pytester, monkeypatch, contract, module)
+    wanted = {name: set(row.found_by) for name, row in bad.items()}
+    differs = {name: rows for name, rows in failed.items() if rows != wanted[name]}
+    assert not differs
+    found = set().union(*failed.values())
+    assert set(conformance_tests(contract)) - {META} <= found, "a test that nothing fails"
+    # What an author reads says what to do; errors of the plugin itself speak for themselves.
+    assert sum("remedy: " in text for text in texts) >= len(texts) / 2
+
+
+def outcome(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, contract: Any, module: str
+) -> tuple[dict[str, set[str]], list[str], dict[str, Any]]:
+    """Class → names of the tests that failed; the text of every failure; and the bad ones."""
+    from importlib import import_module
+
+    for path in HERE.glob("*.py"):
+        shutil.copy(path, pytester.path)
+    monkeypatch.syspath_prepend(pytester.path)
+    held = import_module(module)
+    if hasattr(held, "write"):
+        held.write(pytester.path)
+    text = CASE.format(module=module, contract=contract.__name__, named_by=contract.named_by)
+    pytester.makeconftest('pytest_plugins = ["sgld.testing.plugin"]')
+    case = pytester.makepyfile(test_case=text)
+    run = pytester.inline_run(
+        case, "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"
+    )
+    bad = {**held.BAD, **held.GOOD}
+    failed: dict[str, set[str]] = {name: set() for name in bad}
+    texts: list[str] = []
+    for report in run.getreports("pytest_runtest_logreport"):
+        _, cls, test = report.nodeid.split("::")
+        if report.failed:
+            failed[cls.removeprefix("Test_").replace("_", "-")].add(test)
+            texts.append(report.longreprtext)
+    return failed, texts, bad

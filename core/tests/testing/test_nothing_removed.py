@@ -1,0 +1,125 @@
+"""A conformance test may be overridden only with an xfail mark and its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+HEAD = """
+import pytest
+from sgld.testing.conformance import CacheContract
+
+class TestIt(CacheContract):
+    policy = "rolling"
+"""
+
+
+def outcomes(pytester: pytest.Pytester, body: str, *flags: str) -> tuple[dict[str, str], str]:
+    """Test → passed, failed, skipped or xfailed; and everything that was said of failures."""
+    pytester.makeconftest('pytest_plugins = ["sgld.testing.plugin"]')
+    case = pytester.makepyfile(test_case=HEAD + body)
+    run = pytester.inline_run(case, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags)
+    found: dict[str, str] = {}
+    texts: list[str] = []
+    for report in run.getreports("pytest_runtest_logreport"):
+        test = report.nodeid.rpartition("::")[2]
+        word = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+        if report.when == "call" or report.outcome != "passed":
+            found[test] = word
+        if report.failed:
+            texts.append(report.longreprtext)
+    return found, "\n".join(texts)
+
+
+def bad(found: dict[str, str]) -> dict[str, str]:
+    return {test: word for test, word in found.items() if word != "passed"}
+
+
+def test_nothing_is_overridden(pytester: pytest.Pytester) -> None:
+    found, _ = outcomes(pytester, "")
+    assert len(found) == 13
+    assert not bad(found)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    def test_sink_is_kept(self): pass",
+        "    test_sink_is_kept = None",
+        "    @pytest.mark.xfail\n    def test_sink_is_kept(self): raise ValueError",
+        "    @pytest.mark.xfail(reason='  ')\n    def test_sink_is_kept(self): raise ValueError",
+    ],
+    ids=["overridden", "dropped", "without a reason", "with an empty reason"],
+)
+def test_an_override_without_a_reason_fails(pytester: pytest.Pytester, body: str) -> None:
+    found, text = outcomes(pytester, body)
+    assert bad(found)["test_nothing_removed"] == "failed"
+    assert "TestIt.test_sink_is_kept" in text
+    assert "remedy: " in text
+
+
+def test_an_override_in_between_counts_too(pytester: pytest.Pytester) -> None:
+    body = "    def test_sink_is_kept(self): pass\nclass TestOther(TestIt): pass"
+    found, text = outcomes(pytester, body)
+    assert bad(found) == {"test_nothing_removed": "failed"}
+    assert "TestIt.test_sink_is_kept" in text
+
+
+def test_xfail_with_a_reason_is_the_way_out(pytester: pytest.Pytester) -> None:
+    body = """
+    @pytest.mark.xfail(reason="the window is part of the sink")
+    def test_sink_is_kept(self):
+        raise ValueError
+"""
+    found, _ = outcomes(pytester, body)
+    assert bad(found) == {"test_sink_is_kept": "xfailed"}
+
+
+def test_xfail_that_passes_has_to_go(pytester: pytest.Pytester) -> None:
+    body = """
+    @pytest.mark.xfail(reason="the window is part of the sink")
+    def test_sink_is_kept(self):
+        super().test_sink_is_kept()
+"""
+    found, text = outcomes(pytester, body, "-o", "xfail_strict=false")
+    assert bad(found) == {"test_sink_is_kept": "failed"}
+    assert "take the xfail mark (the window is part of the sink) away" in text
+
+
+@pytest.mark.parametrize("mark", ["skip", "skip(reason='slow')", "skipif(True, reason='slow')"])
+def test_a_skip_is_no_way_out(pytester: pytest.Pytester, mark: str) -> None:
+    body = f"""
+    @pytest.mark.{mark}
+    def test_sink_is_kept(self):
+        super().test_sink_is_kept()
+"""
+    found, _ = outcomes(pytester, body)
+    assert bad(found)["test_nothing_removed"] == "failed"
+
+
+def test_the_whole_class_cannot_be_skipped(pytester: pytest.Pytester) -> None:
+    found, text = outcomes(pytester, "    pytestmark = pytest.mark.skip(reason='slow')")
+    assert set(found.values()) == {"failed"}
+    assert "xfail(reason=" in text
+
+
+def test_the_rule_itself_cannot_be_overridden(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["sgld.testing.plugin"]')
+    case = pytester.makepyfile(test_case=HEAD + "    def test_nothing_removed(self): pass")
+    run = pytester.inline_run(case, "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    [report] = [row for row in run.getreports("pytest_collectreport") if row.failed]
+    assert "guards the conformance tests" in str(report.longrepr)
+
+
+def test_a_class_with_an_init_is_found(pytester: pytest.Pytester) -> None:
+    """pytest leaves such a class out; the rule names it when it is asked."""
+    from sgld.testing.conformance import CacheContract
+    from sgld.testing.conformance.base import removals
+
+    class Left(CacheContract):
+        policy = "rolling"
+
+        def __init__(self) -> None: ...
+
+    assert any("__init__" in text for text in removals(Left))

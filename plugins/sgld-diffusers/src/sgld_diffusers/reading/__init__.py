@@ -1,0 +1,1 @@
+"""What a pipeline class says of itself, read from its source without running it."""
