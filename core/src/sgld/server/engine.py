@@ -1,6 +1,7 @@
 """The engine as the HTTP process sees it: requests out, events in, never blocking the loop.
 
-One thread reads the executor's events and hands each to the request it belongs to.
+The executor hands its events over itself, or a thread reads them; each goes to the request that it
+belongs to.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class EngineClient:
     def start(self) -> None:
         """Begin to read events, for the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        if not self._executor.deliver_to(self._hear):
+            self._thread.start()
 
     async def close(self, timeout: float = 10.0) -> None:
         """Stop the engine and the reader; every open request ends. Safe to call again."""
@@ -131,7 +133,10 @@ class EngineClient:
                     self._call(self._lose, f"The engine was lost: {error}")
                 return
             if event is not None:
-                self._call(self._deliver, event)
+                self._hear(event)
+
+    def _hear(self, event: Event | SessionReport) -> None:
+        self._call(self._deliver, event)
 
     def _deliver(self, event: Event | SessionReport) -> None:
         if isinstance(event, SessionReport):

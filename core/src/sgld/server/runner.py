@@ -36,6 +36,9 @@ __all__ = ["ENDED", "SHUTDOWN", "JobEvent", "Runner"]
 log = structlog.get_logger("sgld.server")
 
 REWRITE_SECONDS: Final = 2.0
+ANSWER_FIRST: Final = 0.01
+"""Seconds by which a picture's answer is ahead of its record in the store: writing that is Python
+too, and would take turns with making the answer."""
 TIDY_SECONDS: Final = 10.0
 """How long a stop waits for jobs that were told to end."""
 SHUTDOWN: Final = "shutdown"
@@ -307,6 +310,9 @@ class Runner:
             # Whoever waits for the picture need not wait for the store, too.
             active.job = ended
             active.tell()
+            self._running.discard(job.id)
+            self._schedule()
+            await asyncio.sleep(ANSWER_FIRST)
         try:
             kept = await self._write(ended, fields)
         except SgldError as error:

@@ -96,6 +96,7 @@ class ChildExecutor(Executor):
         self._ledger = Ledger()
         self._sessions = SessionLedger()
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._deliver: Callable[[Told], None] = self._events.put
         self._process: EngineProcess | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="sgld-engine", daemon=True)
@@ -144,6 +145,14 @@ class ChildExecutor(Executor):
             return self._events.get(timeout=timeout)
         except queue.Empty:
             return None
+
+    def deliver_to(self, listener: Callable[[Told], None]) -> bool:
+        """Hand events over at once; those that already wait come first."""
+        with self._lock:
+            while not self._events.empty():
+                listener(self._events.get())
+            self._deliver = listener
+        return True
 
     def close(self, timeout: float = 10.0) -> None:
         """Cancel what runs and end the process; kill it if it takes longer than `timeout` seconds,
@@ -319,7 +328,7 @@ class ChildExecutor(Executor):
 
     def _tell(self, events: Sequence[Told]) -> None:
         for event in events:
-            self._events.put(event)
+            self._deliver(event)
 
     def _change(self, **fields: Any) -> None:
         with self._lock:
@@ -345,8 +354,11 @@ class _Life:
 
 
 def _serving_json(options: ServingOptions) -> str:
-    """Only what a `ServingOptions` knows, whatever subclass the owner uses."""
-    return options.model_dump_json(include=set(ServingOptions.model_fields))
+    """Only what a `ServingOptions` knows, whatever subclass the owner uses. Files of locks are the
+    owner's business: it hands the lock itself over."""
+    return options.model_dump_json(
+        include=set(ServingOptions.model_fields) - {"lock", "write_lock"}
+    )
 
 
 def _numbers(memory: Mapping[str, Any]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sgld.api.errors import FeatureError
 from sgld.messages import Event, Request
@@ -27,6 +27,12 @@ class Executor(ABC):
     def command(self, command: SessionCommand) -> None:
         """Ask something of a session; the answer comes as a report. Never waits."""
         raise FeatureError(f"{type(self).__name__} holds no realtime sessions.")
+
+    def deliver_to(self, listener: Callable[[Told], None]) -> bool:
+        """Hand every event from now on to `listener`, in order and on whatever thread has it, in
+        place of `next_event`; the listener must not block. False: this executor does not do that.
+        """
+        return False
 
     @abstractmethod
     def next_event(self, timeout: float | None = None) -> Told | None:

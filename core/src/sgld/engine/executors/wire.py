@@ -34,6 +34,8 @@ MAGIC: Final = b"sgl1"
 MAX_PAYLOAD: Final = 64 * 2**20
 MAX_ARRAYS: Final = 200
 """The kernel passes at most 253 descriptors at once."""
+READ_BYTES: Final = 64 * 1024
+"""Asked for at a time: several small messages come with one call of the kernel."""
 INLINE_BYTES: Final = 16 * 1024
 """Smaller arrays are cheaper inside the message than in memory of their own."""
 
@@ -67,6 +69,8 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._sending = threading.Lock()
+        self._data = bytearray()
+        self._fds: list[int] = []
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message; waits while the peer is behind.
@@ -92,6 +96,8 @@ class Wire:
 
     def readable(self, timeout: float) -> bool:
         """Whether a message, or the end, arrives within `timeout` seconds."""
+        if self._data:
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(timeout * 1000))
@@ -105,13 +111,17 @@ class Wire:
         """
         fds: list[int] = []
         try:
-            header = self._header(fds)
+            header = self._exactly(HEADER.size, "the peer closed the connection")
             magic, count, length = HEADER.unpack(header)
             if magic != MAGIC or length > MAX_PAYLOAD:
                 raise WireError(f"a message began with {header!r}")
-            if count != len(fds):
-                raise WireError(f"a message with {count} arrays brought {len(fds)}")
-            return _unpack(self._exactly(length), fds)
+            if count > len(self._fds):
+                raise WireError(f"a message with {count} arrays brought {len(self._fds)}")
+            fds, self._fds = self._fds[:count], self._fds[count:]
+            message = _unpack(self._exactly(length), fds)
+            if self._fds and not self._data:
+                raise WireError(f"a message with {count} arrays brought {count + len(self._fds)}")
+            return message
         except ConnectionError as error:
             raise EOFError(str(error)) from None
         finally:
@@ -121,28 +131,29 @@ class Wire:
     def close(self) -> None:
         """Close this end; the peer's `receive` raises EOFError. Safe to call again."""
         self._socket.close()
+        while self._fds:
+            os.close(self._fds.pop())
 
     def shut(self) -> None:
         """End the connection while another thread may be waiting in `receive`."""
         with suppress(OSError):  # the peer is gone or the socket is closed: what was wanted
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _header(self, fds: list[int]) -> bytes:
-        data, received, _, _ = socket.recv_fds(self._socket, HEADER.size, MAX_ARRAYS, CLOEXEC)
-        fds.extend(received)
-        if not data:
-            raise EOFError("the peer closed the connection")
-        return data + self._exactly(HEADER.size - len(data))
-
-    def _exactly(self, size: int) -> bytes:
-        data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
-            count = self._socket.recv_into(view[done:])
-            if count == 0:
-                raise EOFError("the peer closed the connection within a message")
-            done += count
-        return bytes(data)
+    def _exactly(self, size: int, ended: str = "the peer closed within a message") -> bytes:
+        """The next `size` bytes. Descriptors that came with them, or with what follows, are kept in
+        their order: they ride on headers, so a message's own are there once its header is."""
+        while len(self._data) < size:
+            wanted = max(READ_BYTES, size - len(self._data))
+            data, fds, _, _ = socket.recv_fds(self._socket, wanted, MAX_ARRAYS, CLOEXEC)
+            self._fds.extend(fds)
+            if len(self._fds) > 2 * MAX_ARRAYS:
+                raise WireError(f"{len(self._fds)} arrays came that no message speaks of")
+            if not data:
+                raise EOFError(ended)
+            self._data += data
+        taken = bytes(memoryview(self._data)[:size])
+        del self._data[:size]
+        return taken
 
 
 class _Blob:

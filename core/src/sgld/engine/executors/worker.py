@@ -130,7 +130,7 @@ def _build(wire: Wire, start: Message, inbox: Inbox) -> tuple[ModelPlan, TendedE
 
     platform = open_platform(plan)
     tended = TendedEngine(wire, platform, start["profiles"])
-    tended.engine = build_engine(plan, tended.emit, _progress(wire))
+    tended.engine = build_engine(plan, tended.emit, _progress(wire), platform=platform)
     tended.engine.on_wake(lambda: inbox.put({"kind": "wake"}))
     wire.send(
         {
@@ -145,11 +145,10 @@ def _build(wire: Wire, start: Message, inbox: Inbox) -> tuple[ModelPlan, TendedE
 def _plan(start: Message) -> ModelPlan:
     from sgld.params.serving import ServingOptions  # noqa: PLC0415
     from sgld.plan import make_plan  # noqa: PLC0415
-    from sgld.plugins.lock import Lock, verify  # noqa: PLC0415
+    from sgld.plugins.lock import Lock  # noqa: PLC0415
 
-    if start["lock"] is not None:
-        verify(Lock.from_json(start["lock"]))
-    return make_plan(ServingOptions.model_validate_json(start["options"]))
+    lock = None if start["lock"] is None else Lock.from_json(start["lock"])
+    return make_plan(ServingOptions.model_validate_json(start["options"]), lock=lock)
 
 
 def _capabilities(plan: ModelPlan, platform: Any) -> dict[str, Any]:
@@ -159,7 +158,7 @@ def _capabilities(plan: ModelPlan, platform: Any) -> dict[str, Any]:
         "arch": facts.arch,
         "dtypes": sorted(facts.dtypes),
         "pipeline": plan.spec.id,
-        "max_running": plan.options.max_running,
+        "max_running": plan.max_running,
         "batching": plan.options.batching,
     }
 
