@@ -4,8 +4,9 @@
     with Session(folder) as session: session.run(block)
 
 A Python block whose first line is `# path/name.py` is that file; `# path, added` goes to the end of
-a file that is there, `# path, replaces NAME` takes the place of a function; `# before: path` is run
-with a stand-in for the other project. Others are scripts. `<!-- exit N -->` stands above a console
+a file that is there, `# path, replaces NAME` takes the place of a function or class, `# path,
+before NAME` goes in front of one; `# before: path` is run with a stand-in for the other project.
+Others are scripts. `<!-- exit N -->` stands above a console
 block whose last command ends with N. A `text` block says what the command before it prints; `...`
 is anything.
 """
@@ -42,6 +43,7 @@ NOT_RUN: Final = {
     "pip install twine": "the index",
     "twine upload ": "publishes",
     "pytest --sgld-device=cuda": "needs a GPU",
+    "python examples/realtime_client.py ": "test_realtime_protocol.py runs it on a toy world",
 }
 """Commands that are not run, by their beginning, and why."""
 
@@ -262,14 +264,16 @@ def _forget() -> None:
 
 
 def _changed(source: str, text: str, how: str) -> str:
-    """A file with something added at its end, or with a function replaced."""
+    """A file with code added at its end or before a name, or in the place of one."""
     if how == "added":
         return f"{source.rstrip()}\n{text}"
-    name = how.removeprefix("replaces ")
-    body = ast.parse(source).body
-    (node,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == name)
+    verb, name = how.split()
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    (node,) = (n for n in ast.parse(source).body if isinstance(n, kinds) and n.name == name)
     lines = source.splitlines(keepends=True)
-    lines[node.lineno - 1 : node.end_lineno] = [text]
+    first = node.lineno - 1
+    last = {"replaces": node.end_lineno, "before": first}[verb]
+    lines[first:last] = [text]
     return "".join(lines)
 
 

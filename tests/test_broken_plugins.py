@@ -210,7 +210,10 @@ def test_generate_uses_the_good_one(site: Path, tmp_path: Path) -> None:
     ("model", "part"),
     [
         ("tiny:missing-t2v", "Plugin missing failed: SGLD-P001 sgld-missing 1.0"),
-        ("tiny:target-t2v", "SGLD-P007 sgld-target 1.0: target 'target_plugin:Q' cannot be used"),
+        (
+            "tiny:target-t2v",
+            "SGLD-P007 sgld-target 1.0: pipeline 'target-t2v', params: target 'target_plugin:Q'",
+        ),
     ],
 )
 def test_asking_for_the_broken_one_says_so_in_one_line(site: Path, model: str, part: str) -> None:

@@ -130,10 +130,9 @@ def test_page(page: Path, tested: Tested, tmp_path: Path) -> None:
 
 
 def _installed(session: Session, folder: Path) -> None:
-    """What the page on publishing takes as given: two projects, installed."""
-    for kind, project in (("pipeline", "acme-sketch"), ("cache", "acme-thin")):
-        Project.of(kind, project).write(folder)
-    session._command(blocks(GUIDE / "publishing.md")[0], "pip install -e acme-thin acme-sketch", 0)
+    """What the page on publishing takes as given: a project, installed."""
+    Project.of("pipeline", "acme-sketch").write(folder)
+    session._command(blocks(GUIDE / "publishing.md")[0], "pip install -e acme-sketch", 0)
 
 
 def _import_all(folder: Path, page: Path) -> None:

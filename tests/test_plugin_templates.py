@@ -19,6 +19,7 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from realtime_client_spec import Client
 
 from sgld.api.errors import ParameterError
 from sgld.cli.main import main
-from sgld.plugins.catalog import load_catalog
-from sgld.testing.projects import KINDS, LICENCES, LONGEST, Project
+from sgld.plugins.catalog import collect, load_catalog
+from sgld.testing import toy_plugin
+from sgld.testing.projects import KINDS, LICENCES, LONGEST, TOY_NAMES, Project
 from sgld.testing.served import Served, served_apart, served_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.multi_process]
@@ -147,6 +149,27 @@ def test_licences(licence: str) -> None:
         assert any("Copyright (c) Ann\n" in text for text in named.values())
 
 
+def test_licences_in_any_case() -> None:
+    assert Project.of("cache", "x", licence="mit").licence == "MIT"
+    assert Project.of("cache", "x", licence="apache-2.0").licence == "Apache-2.0"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_is_printed_works_where_it_is_printed(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """An environment of uv has no pip."""
+    monkeypatch.setattr("sgld.testing.projects.find_spec", lambda name: there and name == "pip")
+    install, *_ = Project.of("cache", "x").commands(Path("x"))
+    assert install == f"{'' if there else 'uv '}pip install -e 'x[test]'"
+
+
+def test_the_help_tells_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "new", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"at most {LONGEST} characters" in shown
+
+
 # What is refused.
 
 
@@ -157,13 +180,31 @@ def test_licences(licence: str) -> None:
         ({"name": "Acme_Video"}, "name", "For example acme-video."),
         ({"name": ""}, "name", "lower-case words"),
         ({"name": "a--b"}, "name", "For example a-b."),
-        ({"name": "2fast"}, "name", "For example fast."),
+        ({"name": "2fast"}, "name", "must begin with a letter a to z. For example acme-2fast."),
+        ({"name": "3d-world"}, "name", "For example acme-3d-world."),
+        ({"name": "über"}, "name", "letters a to z and digits, joined by '-'. For example uber."),
+        ({"name": "日本"}, "name", "For example acme-video."),
         ({"name": "../x"}, "name", "For example x."),
         ({"name": "x" * 33}, "name", "33 characters; the limit is 32"),
         ({"name": "class"}, "name", "'class', which Python has for itself"),
-        ({"name": "json"}, "name", "'json', which Python has for itself"),
-        ({"name": "auto"}, "name", "means something else"),
-        ({"name": "sgld-wan"}, "name", "is a published distribution"),
+        ({"name": "json"}, "name", "Python has for itself. For example acme-json."),
+        (
+            {"name": "test"},
+            "name",
+            "tests are called so, and Python imports those. For example acme-",
+        ),
+        ({"name": "tests"}, "name", "tests are called so"),
+        ({"name": "src"}, "name", "the folder that packages lie in"),
+        ({"name": "plugin"}, "name", "a module of every project"),
+        ({"name": "toy-world"}, "name", "a toy of sgld's own tests is called so"),
+        ({"name": "auto"}, "name", "is a reserved word of sgld"),
+        ({"name": "torch"}, "name", "is a reserved word of sgld"),
+        (
+            {"name": "sgld-wan"},
+            "name",
+            "is a published distribution of sgld. For example acme-wan.",
+        ),
+        ({"name": "sgld-thing"}, "name", "the sgld project publishes. For example acme-thing."),
         ({"author": "<a>"}, "author", "NAME <MAIL>"),
         ({"author": 'a\nb = "c"'}, "author", "NAME <MAIL>"),
         ({"licence": "GPL-3.0"}, "license", "Apache-2.0, BSD-3-Clause, MIT"),
@@ -195,9 +236,18 @@ def test_everything_wrong_is_told_at_once() -> None:
     ],
 )
 def test_a_name_that_is_taken(name: str, words: str) -> None:
-    with pytest.raises(ParameterError, match="uninstall that one") as caught:
+    with pytest.raises(ParameterError, match=f"Choose another name, .* acme-{name}") as caught:
         Project.of("cache", name).check(load_catalog())
     assert words in str(caught.value)
+    # Nobody can do without the core.
+    assert ("or uninstall that one" in str(caught.value)) == ("sgld-core" not in words)
+
+
+def test_names_of_toys_are_known() -> None:
+    catalog = collect({"SGLD_PLUGINS": "toy", "SGLD_EXTERNAL_MODEL_PACKAGE": toy_plugin.__name__})
+    brought = {name for rows in catalog.entries.values() for name, entry in rows.items()
+               if entry.plugin == "toy"}  # fmt: skip
+    assert {"toy", *brought} == TOY_NAMES
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +256,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(command) == 0, "an empty folder is free"
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
-        f"pip install -e '{tmp_path}/thin[test]'",
+        f"{'' if find_spec('pip') else 'uv '}pip install -e '{tmp_path}/thin[test]'",
         f"pytest {tmp_path}/thin",
         "SGLD_EXTERNAL_MODEL_PACKAGE=sgld.testing.toy_plugin sgld serve tiny:toy-world "
         "--cache-policy thin",
@@ -218,6 +268,10 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "file").write_text("")
     assert main([*command[:-1], str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+    (tmp_path / "other").write_text("")
+    assert main([*command[:3], "other", *command[4:]]) == 2
+    assert "other is a file; the folder would have its name" in capsys.readouterr().err
+    (tmp_path / "other").unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "thin"]
 
 
@@ -411,7 +465,7 @@ def results(
         for kind in KINDS:
             futures["tests", kind] = pool.submit(own_tests, kind)
         futures["doctor", ""] = pool.submit(
-            must, bin, "sgld", "plugins", "check", "--strict", cwd=folder
+            must, bin, "sgld", "plugins", "check", "--deep", "--strict", cwd=folder
         )
         yield lambda what, kind: futures[what, kind].result()
 

@@ -40,7 +40,7 @@ def plugin(
     if pipeline:
         text += (
             f"@hookimpl\ndef sgld_pipelines():\n    yield PipelineSpec({pipeline!r}, 'm:P', 'm:Q',"
-            f" ('t2v',), Claims(repos=('acme/{name}',)), replaces={replaces!r})\n"
+            f" ('text-to-video',), Claims(repos=('acme/{name}',)), replaces={replaces!r})\n"
         )
     return text + last
 
@@ -142,7 +142,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (bare / "outside" / "plugin.py").write_text(
         plugin("outside", "shared-t2v", replaces="*")
         + "    yield PipelineSpec('outside-t2v', 'm:P',"
-        " 'm:Q', ('t2v',), Claims())\n"
+        " 'm:Q', ('text-to-video',), Claims())\n"
     )
     (bare / "outside_broken" / "__init__.py").write_text("raise RuntimeError('not today')\n")
     return root

@@ -41,6 +41,7 @@ class Plan:
     params_class = Clip
     components: ClassVar[dict[str, str]] = {"transformer": "dit", "vae": "vae"}
     preset_layer = Layer("preset", {"fps": 8, "num_inference_steps": 4}, source="tiny")
+    local_layer = preset_layer
     lock = Lock(core="0", plugins=(), platform="cpu", pipeline="clip")
     warnings: ClassVar[tuple[str, ...]] = ("1 plugin is not fully usable: acme",)
 
@@ -58,7 +59,7 @@ class Plan:
 class FakeModel:
     """Runs requests in order; prompts that contain `fail` fail, `press` is called at step 1."""
 
-    def __init__(self, plan: Any, progress: Any, press: Callable[[], None] | None = None) -> None:
+    def __init__(self, plan: Any, progress: Any, press: Callable[[], object] | None = None) -> None:
         self.press, self.cancelled, self.steps = press, set[str](), 0
         self.requests: Sequence[Request] = ()
         progress("vae", 5, 10)
@@ -114,10 +115,12 @@ class Case:
         self.folder = folder
         self.plans: list[Plan] = []
         self.models: list[FakeModel] = []
-        self.press: Callable[[], None] | None = None
+        self.press: Callable[[], object] | None = None
         patch.chdir(folder)
         for name in [name for name in os.environ if name.startswith("SGLD_")]:
             patch.delenv(name)
+        # Whatever is installed here carries no model.
+        patch.setattr("sgld.bundled.only_model", lambda catalog: None)
         patch.setattr(command, "plan_model", self._plan)
         patch.setattr(command, "open_model", self._open)
 
@@ -451,6 +454,18 @@ def test_sigterm_stops_as_ctrl_c_does(case: Case):
     assert case.models[0].closed
     assert not case.written
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_the_last_call_gives_after_a_signal_is_not_saved(case: Case, number: int, code: int):
+    """The engine cannot cancel it any more: it gives the clip and says that all is done."""
+    case.press = lambda: os.kill(os.getpid(), number)
+    result = case("m", "-p", "a", "--num-inference-steps", "1", "--json")
+    assert result.exit_code == code
+    assert "stopping after this step" in result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["event"] for line in lines] == ["cancelled"]
+    assert not case.written
 
 
 def test_sigterm_while_loading_tidies_up(case: Case, monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,10 +24,15 @@ from sgld.testing.toy import ToyParams, ToyPipeline, toy_modules
 CPU = torch.device("cpu")
 
 
-def build(events: list[Event], modules: dict[str, Any] | None = None, **settings: Any) -> Engine:
+def build(
+    events: list[Event],
+    modules: dict[str, Any] | None = None,
+    pipeline: ToyPipeline | None = None,
+    **settings: Any,
+) -> Engine:
     store = ComponentStore(modules or toy_modules(), {}, TorchMover(CPU))
     return Engine(
-        pipeline=ToyPipeline({}),
+        pipeline=pipeline or ToyPipeline({}),
         validate=ToyParams.model_validate,
         store=store,
         device=CPU,
@@ -397,3 +403,46 @@ def _engine_for(emit: Any) -> Engine:
         emit=emit,
         settings=EngineSettings(batching="off"),
     )
+
+
+class Odd(ToyPipeline):
+    """Two methods that answer what a test wants."""
+
+    answers: ClassVar[dict[str, Any]] = {}
+
+    def stages(self, params: Any) -> Any:
+        return self.answers.get("stages", super().stages(params))
+
+    def media(self, job: Any) -> Any:
+        media = super().media(job)
+        return self.answers["media"](media) if "media" in self.answers else media
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "what", "wanted"),
+    [
+        ("stages", None, "stages() returned None", "a sequence of sgld.engine.stage.Stage"),
+        ("stages", [7], "stages() returned 7 among its stages", "a sequence of"),
+        ("media", lambda _: "fox", "media() returned 'fox'", "a sgld.engine.pipeline.Media"),
+        ("media", lambda _: None, "media() returned None", "a sgld.engine.pipeline.Media"),
+        ("media", lambda m: replace(m, frames=None), "frames None", "a tensor [F, H, W, 3]"),
+        ("media", lambda m: replace(m, frames=m.frames[0]), "frames of shape [", "[F, H, W, 3]"),
+    ],
+)
+def test_what_a_family_answers_is_named(
+    monkeypatch: pytest.MonkeyPatch, method: str, answer: Any, what: str, wanted: str
+) -> None:
+    events: list[Event] = []
+    engine = build(events, pipeline=Odd({}))
+    monkeypatch.setitem(Odd.answers, method, answer)
+    engine.submit(request("bad"))
+    drain(engine)
+    assert (events[-1].kind, events[-1].code) == ("failed", "stage_failed")
+    assert f"pipeline Odd: {method}() returned" in events[-1].message
+    assert what in events[-1].message
+    assert "It must return" in events[-1].message
+    assert wanted in events[-1].message
+    monkeypatch.delitem(Odd.answers, method)
+    engine.submit(request("good"))
+    drain(engine)
+    assert events[-1].kind == "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,34 @@ def test_a_result_that_cannot_be_sent_fails_its_request(parts: Parts) -> None:
     tended.turn()
     assert [(e.kind, e.code) for e in wire.events] == [("failed", "internal_error")]
     assert "no memory" in wire.events[0].message
+
+
+def test_the_end_of_a_stage_rides_with_the_next_event_and_says_when_it_was(parts: Parts) -> None:
+    tended, wire, engine, _ = parts
+    before = time.time()
+    engine.next = [Event("stage", "a", stage="prompt"), Event("stage", "b", stage="decode")]
+    tended.turn()
+    after = time.time()
+    assert wire.sent == []
+    engine.next = [Event("step", "a", step=1), Event("done", "a")]
+    tended.turn()
+    first, last = (message for message in wire.sent if message["kind"] == "event")
+    assert [(e.kind, e.request_id, e.stage) for e in first["before"]] == [
+        ("stage", "a", "prompt"),
+        ("stage", "b", "decode"),
+    ]
+    assert all(before <= event.at <= after for event in first["before"])
+    assert (first["event"].kind, last["event"].kind, last["before"]) == ("step", "done", [])
+
+
+def test_stages_are_told_although_the_result_cannot_be_sent(parts: Parts) -> None:
+    tended, wire, engine, _ = parts
+    wire.refuse = lambda message: OSError("no memory") if message["event"].output else None
+    output = Output(0, 1, "image", FRAMES, 0, {})
+    engine.next = [Event("stage", "a", stage="decode"), Event("output", "a", output=output)]
+    tended.turn()
+    assert [(e.kind, e.code) for e in wire.events] == [("failed", "internal_error")]
+    assert [e.stage for e in wire.sent[0]["before"]] == ["decode"]
 
 
 def test_a_parent_that_is_gone_ends_the_drive(parts: Parts) -> None:

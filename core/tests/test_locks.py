@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sgld import decisions
 from sgld.api import (
     AttentionSpec,
     FeatureError,
+    ModelError,
     ParameterError,
     Plugin,
     PluginError,
@@ -23,13 +30,14 @@ from sgld.api import (
 )
 from sgld.engine.executors import worker
 from sgld.params.serving import ServingOptions
-from sgld.plan import ModelPlan, make_plan
+from sgld.plan import ModelPlan, make_plan, sketch
 from sgld.plugins import catalog as catalogs
 from sgld.plugins import find, scan
 from sgld.plugins.lock import Lock, read_lock
 
 NAMES = "sgld.testing.toy_plugin,acme_lock"
-ENVIRON = {"SGLD_EXTERNAL_MODEL_PACKAGE": NAMES, "SGLD_PLUGINS": ""}
+NAMED = {"SGLD_EXTERNAL_MODEL_PACKAGE": NAMES}
+ENVIRON = {**NAMED, "SGLD_PLUGINS": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +164,7 @@ def test_variables_that_contradict_are_refused_by_name(
     file: Path, plan: Callable[..., ModelPlan]
 ) -> None:
     environ = {
-        "SGLANG_EXTERNAL_MODEL_PACKAGE": "acme_lock,another",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": f"{NAMES},another",
         "SGLD_PREFER": "cache:rolling=acme",
     }
     found = problems(lambda: plan(lock=str(file), environ=environ))
@@ -164,10 +172,9 @@ def test_variables_that_contradict_are_refused_by_name(
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "names another, which the lock has not.",
         "SGLD_PREFER": "contradicts the lock, which says no such pin.",
     }
-    # Nothing is looked for, so a variable that names fewer packages takes nothing away.
-    assert plan(lock=str(file), environ={"HOME": "/"}).lock == read_lock(str(file))
     other = read_lock(str(file))
     rows = [row._replace(source="installed") for row in other.plugins if row.name == "acme"]
+    rows = [row._replace(dist="acme-lock") for row in rows]
     path = edited(file, plugins=tuple(rows))
     found = problems(lambda: plan(lock=path, environ={"SGLD_PLUGINS": "-acme"}))
     assert found == {"SGLD_PLUGINS": "leaves out acme, which the lock has."}
@@ -193,7 +200,7 @@ def test_every_difference_is_named_at_once(
     path = edited(
         file, core="0.0.1", plugins=(*lock.plugins, gone), platform="tpu", choices=choices,
     )  # fmt: skip
-    text = refused(lambda: plan(lock=path, environ={"HOME": "/"}))
+    text = refused(lambda: plan(lock=path, environ=NAMED))
     for part in (
         "sgld-core is ", "acme_lock is 2 here, 1 in the lock", "sgld-gone is missing here, 3 in",
         "plugin gone is not usable here", "platform 'tpu' is not there",
@@ -210,9 +217,117 @@ def test_a_platform_that_has_no_device_here(file: Path, plan: Callable[..., Mode
 
 
 def test_a_lock_of_another_model(file: Path, plan: Callable[..., ModelPlan]) -> None:
-    path = edited(file, choices={})
-    text = refused(lambda: plan("toy-image", lock=path))
-    assert "the pipeline is toy-image here, toy-world in the lock" in text
+    part = "the pipeline is toy-image here, toy-world in the lock"
+    options = ServingOptions.model_validate({"model_path": "tiny:toy-image", "lock": str(file)})
+    # What it says of the cache has no meaning for the other pipeline.
+    assert part in refused(lambda: plan("toy-image", lock=str(file)))
+    assert part in refused(lambda: sketch(options, environ=ENVIRON))
+    assert part in refused(lambda: plan("toy-image", lock=edited(file, choices={})))
+
+
+def test_a_model_that_the_plugins_of_the_lock_do_not_know(
+    file: Path, plan: Callable[..., ModelPlan], tmp_path: Path
+) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "NobodysPipeline"}')
+    with pytest.raises(ModelError, match=r"Only the plugins of the lock were asked \(.*toy-world"):
+        plan(model_path=str(tmp_path), lock=str(file))
+
+
+def test_another_backend_contradicts(file: Path, plan: Callable[..., ModelPlan]) -> None:
+    said = "contradicts the lock, which says native (that of pipeline toy-world)."
+    found = problems(lambda: plan(lock=str(file), backend="diffusers", device="cuda"))
+    assert found == {"backend": said, "device": "contradicts the lock, which says cpu."}
+    assert plan(lock=str(file), backend="native").lock == read_lock(str(file))
+
+
+# What a file may have imported -------------------------------------------------------------------
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that is importable and must not be imported."""
+    (tmp_path / "evil_module.py").write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "evil_module"
+    assert "evil_module" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "variable", ["SGLD_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MODEL_PACKAGE"]
+)
+def test_local_packages_of_a_lock_are_named_by_the_user_too(
+    file: Path, plan: Callable[..., ModelPlan], variable: str
+) -> None:
+    assert plan(lock=str(file), environ={variable: NAMES}).lock == read_lock(str(file))
+    with pytest.raises(ParameterError) as caught:
+        plan(lock=str(file), environ={variable: "sgld.testing.toy_plugin"})
+    (problem,) = caught.value.problems
+    assert (problem.field, problem.value) == (variable, "sgld.testing.toy_plugin")
+    assert problem.message.startswith("does not name acme_lock, which")
+    assert f"set {variable}={NAMES}" in problem.remedy
+    found = problems(lambda: plan(lock=str(file), environ={"HOME": "/"}))
+    assert list(found) == ["SGLD_EXTERNAL_MODEL_PACKAGE"]
+
+
+SMUGGLED = [
+    ({"source": "local"}, ParameterError, "does not name evil_module"),
+    ({"source": "builtin"}, PluginError, "module 'evil_module' is not a part of sgld-core"),
+    ({"source": "installed"}, PluginError, "pluggy declares no plugin evil in module 'evil_mod"),
+    ({"source": "installed", "dist": "not-here"}, PluginError, "evil is not usable here: it is"),
+]
+
+
+@pytest.mark.parametrize(("row", "error", "part"), SMUGGLED)
+def test_no_module_is_smuggled_in(
+    file: Path, plan: Callable[..., ModelPlan], evil: str, row: Any, error: Any, part: str
+) -> None:
+    lock = read_lock(str(file))
+    plain = {"name": "evil", "module": evil, "dist": "pluggy", "version": version("pluggy"), **row}
+    path = edited(file, plugins=(*lock.plugins, find.Found(**plain)))
+    with pytest.raises(error) as caught:
+        plan(lock=path, environ=NAMED)
+    assert part in str(caught.value)
+
+
+SHAPES: list[tuple[dict[str, Any], str]] = [
+    ({"choices": [["norm.rms", "x"]]}, "choices of it is [['norm.rms', 'x']], not an object"),
+    ({"choices": {"norm.rms": 1}}, "choices of it is {'norm.rms': 1}, not an object of texts"),
+    ({"platform": None}, "platform of it is None, not text"),
+    ({"features": "lora"}, "features of it is 'lora', not a list of texts"),
+    ({"plugins": {}}, "plugins of it is {}, not a list"),
+    ({"plugins": ["x"]}, "plugins[0] is no object"),
+    ({"plugins": [{"name": "x"}]}, "plugins[0] has no field 'module'"),
+    ({"more": 1}, "it has an unknown field 'more'"),
+    ({"digest": 5}, "digest of it is 5, not text"),
+]
+
+
+@pytest.mark.parametrize(("changes", "part"), SHAPES)
+def test_each_field_has_its_type(file: Path, changes: dict[str, Any], part: str) -> None:
+    plain = {**json.loads(file.read_text()), **changes}
+    rest = {key: value for key, value in plain.items() if key != "digest"}
+    stated = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+    file.write_text(
+        json.dumps({"digest": stated, **rest} | {"digest": changes.get("digest", stated)})
+    )
+    text = refused(lambda: read_lock(str(file)))
+    assert "the lock cannot be read (" in text
+    assert part in text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=4,
+)
+FIELDS = st.sampled_from([*Lock._fields, "digest"])
+
+
+@given(st.dictionaries(FIELDS, JSON))
+def test_no_json_breaks_the_reading(changes: dict[str, Any]) -> None:
+    plain = {**json.loads(Lock("0", ()).to_json()), **changes}
+    with suppress(PluginError):
+        assert Lock.from_json(json.dumps(plain)).digest == plain["digest"]
 
 
 def test_a_kernel_that_does_not_fit_the_device(file: Path, plan: Callable[..., ModelPlan]) -> None:
@@ -248,7 +363,8 @@ def start(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("an engine process looks for plugins")
 
-    for owner, name in ((scan, "scan"), (find, "find"), (catalogs, "find"), (catalogs, "collect")):
+    looks = ((scan, "scan"), (decisions, "scan"), (find, "find"), (catalogs, "find"))
+    for owner, name in (*looks, (catalogs, "collect")):
         monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setenv("SGLD_EXTERNAL_MODEL_PACKAGE", "no_such_package")
     monkeypatch.setenv("SGLD_PLUGINS", "none-of-them")

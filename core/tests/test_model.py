@@ -62,6 +62,7 @@ class Rig:
         plan: Any = SimpleNamespace(
             params_class=ImageParams,
             preset_layer=Layer("preset", {}, source="toy"),
+            local_layer=Layer("preset", {}, source="toy"),
             close=lambda: self.closed.append(True),
         )
         self.executor = InProcessExecutor(partial(self._build, settings))

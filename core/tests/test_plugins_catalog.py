@@ -25,7 +25,9 @@ Make = Callable[..., Found]
 
 
 def pipeline(name: str, **more: Any) -> PipelineSpec:
-    spec = PipelineSpec(name, "os:getcwd", "os:sep", ("t2v",), Claims(repos=(f"a/{name}",)))
+    spec = PipelineSpec(
+        name, "os:getcwd", "os:sep", ("text-to-video",), Claims(repos=(f"a/{name}",))
+    )
     return spec._replace(**more)
 
 
@@ -172,12 +174,16 @@ def test_targets_are_imported() -> None:
 
 
 TARGETS = [
-    ("no_such_module_a:x", "module 'no_such_module_a' is not there"),
+    ("no_such_module_a:x", "module 'no_such_module_a' is not there. Correct the target."),
+    ("os:getcwdx", "module 'os' has no 'getcwdx'; did you mean 'getcwd'? Correct the target."),
+    ("os:PathLike.nothing", "class 'PathLike' has no 'nothing'."),
+    ("os:sep.nothing", "an object of class 'str' has no 'nothing'."),
     ("os.no_such:x", "module 'os.no_such' is not there"),
     ("needs_other:x", "No module named 'other_missing'"),
+    ("needs_other:x", "Install or mend what its module imports."),
     ("leaves:x", "SystemExit"),
-    ("os:no_such", "has no attribute 'no_such'"),
-    ("os:path.no_such", "has no attribute 'no_such'"),
+    ("os:no_such", "module 'os' has no 'no_such'. Correct the target."),
+    ("os:path.no_such", "has no 'no_such'."),
 ]
 
 
@@ -193,6 +199,18 @@ def test_p007_targets(
     (row,) = caught.value.failures
     assert (row.code, row.plugin, row.dist) == ("SGLD-P007", "acme", "acme-dist")
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [("target", "1.0: pipeline 'a': target"), ("params", "1.0: pipeline 'a', params: target")],
+)
+def test_p007_says_whose_target_it_is(field: str, part: str) -> None:
+    spec = pipeline("a", **{field: "os:no_such"})
+    with pytest.raises(PluginError) as caught:
+        load_target("os:no_such", Entry(spec, "acme", "acme-dist", "1.0"))
+    assert part in str(caught.value)
+    assert str(caught.value).endswith(". Correct the target.")
 
 
 def test_errors_raised_on_purpose_pass_through(

@@ -27,7 +27,7 @@ from sgld.plugins.check import CHECKS, problems
 from sgld.plugins.describe import HOOKS
 
 RULE = (Where("model_index.json", "_class_name", "==", "X"),)
-PIPELINE = PipelineSpec("a-b", "m:P", "m:Q", ("t2v",), Claims())
+PIPELINE = PipelineSpec("a-b", "m:P", "m:Q", ("text-to-video",), Claims())
 
 
 def test_every_field_of_every_record_has_a_check() -> None:
@@ -65,6 +65,8 @@ BAD: list[tuple[Any, str]] = [
     (PIPELINE._replace(params=""), "params="),
     (PIPELINE._replace(tasks=()), "tasks="),
     (PIPELINE._replace(tasks="t2v"), "tasks="),
+    (PIPELINE._replace(tasks=("text-to-imag",)), "Did you mean 'text-to-image'? Known: text-to-"),
+    (PIPELINE._replace(tasks=("text-to-image", "dance")), "unknown task 'dance'. Known: "),
     (PIPELINE._replace(tasks=["t2v"]), "tasks="),
     (PIPELINE._replace(claims=None), "claims="),
     (PIPELINE._replace(claims=Claims(repos="a/b")), "repos="),  # type: ignore[arg-type]

@@ -141,7 +141,22 @@ def test_keyboard_interrupt_is_not_swallowed() -> None:
 
 def test_p002_unknown_hook() -> None:
     outcome = run(hooks(sgld_plugin=PLUGIN, sgld_pipeline=[]))
-    failed(outcome, "SGLD-P002", "sgld_pipeline", "Known hooks")
+    part = (
+        "unknown hook 'sgld_pipeline' in module 'throwaway_plugin'. Did you mean 'sgld_pipelines'?"
+    )
+    failed(outcome, "SGLD-P002", part, "Known hooks")
+    assert "<module" not in str(outcome.failure)
+
+
+@pytest.mark.parametrize("name", ["sgld_plugin", "sgld_pipelines"])
+def test_p002_a_hook_that_is_not_marked(name: str) -> None:
+    members = hooks(sgld_plugin=PLUGIN, sgld_pipelines=[pipeline()], sgld_stages=[])
+    members[name] = lambda: []
+    failed(run(members), "SGLD-P002", f"{name} of module", "not marked with hookimpl", "@hookimpl")
+
+
+def test_what_is_called_like_a_hook_but_cannot_be_called_is_left_alone() -> None:
+    assert run({**hooks(sgld_plugin=PLUGIN), "sgld_stages": ("a", "b")}).failure is None
 
 
 def test_p002_unknown_argument() -> None:
@@ -149,7 +164,7 @@ def test_p002_unknown_argument() -> None:
         return []
 
     members = {**hooks(sgld_plugin=PLUGIN), "sgld_pipelines": hookimpl(sgld_pipelines)}
-    failed(run(members), "SGLD-P002", "registry")
+    failed(run(members), "SGLD-P002", "hook sgld_pipelines asks for 'registry'")
 
 
 def test_p002_wrapper() -> None:
@@ -204,13 +219,20 @@ def half() -> Iterator[PipelineSpec]:
 P003 = {
     "no sgld_plugin": (hooks(sgld_stages=[]), ["got nothing"]),
     "not a Plugin": (hooks(sgld_plugin={"name": "acme"}), ["got dict"]),
+    "no plugin": (hooks(sgld_plugin=None), ["sgld_plugin returned nothing: a return is missing."]),
     "other name": (hooks(sgld_plugin=Plugin("other", {})), ["'acme'", "'other'"]),
     "bad name": (hooks(sgld_plugin=Plugin("Acme!", {})), ["name='Acme!'"]),
     "bad contracts": (hooks(sgld_plugin=Plugin("acme", {"stage": "1"})), ["contracts"]),  # type: ignore[dict-item]
-    "raises": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=raising), ["RuntimeError: boom"]),
+    "raises": (
+        hooks(sgld_plugin=PLUGIN, sgld_pipelines=raising),
+        ["RuntimeError: boom", "author has to correct the hook"],
+    ),
     "exits": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=exiting), ["leave the process", "4"]),
     "raises halfway": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=half), ["after the first"]),
-    "none": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=None), ["NoneType"]),
+    "none": (
+        hooks(sgld_plugin=PLUGIN, sgld_pipelines=None),
+        ["sgld_pipelines returned nothing: a return or yield is missing."],
+    ),
     "text": (hooks(sgld_plugin=PLUGIN, sgld_pipelines="wan"), ["one str"]),
     "single": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=pipeline()), ["one PipelineSpec"]),
     "wrong type": (
@@ -218,7 +240,10 @@ P003 = {
         ["PipelineSpec", "StageSpec"],
     ),
     "dict": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=[{"id": "x"}]), ["got dict"]),
-    "bad id": (hooks(sgld_plugin=PLUGIN, sgld_pipelines=[pipeline("Bad ID")]), ["id='Bad ID'"]),
+    "bad id": (
+        hooks(sgld_plugin=PLUGIN, sgld_pipelines=[pipeline("Bad ID")]),
+        ["id='Bad ID': must be", "'.'. Its author has to correct the record"],
+    ),
     "bad target": (
         hooks(sgld_plugin=PLUGIN, sgld_pipelines=[pipeline(target="acme.p.P")]),
         ["target='acme.p.P'", "module:attribute"],
@@ -252,7 +277,11 @@ def test_p003_describe(case: str) -> None:
     ("contracts", "parts"),
     [
         ({"pipeline": 9}, ["pipeline contract 9", "1..1", "newer sgld-core"]),
-        ({"pipeline": 1, "teleport": 1}, ["'teleport'", "does not know"]),
+        (
+            {"pipeline": 1, "teleport": 1},
+            ["'teleport'", "does not know", "newer sgld-core. This one"],
+        ),
+        ({"pipelines": 1}, ["'pipelines'", "Did you mean 'pipeline'?", "This one knows"]),
         ({"stage": 1}, ["brings a pipeline", "no contract version"]),
     ],
 )

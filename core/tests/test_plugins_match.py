@@ -51,7 +51,9 @@ def class_rule(name: str, *more: Where) -> tuple[Where, ...]:
 
 
 def spec(name: str, claims: Claims, **more: Any) -> PipelineSpec:
-    return PipelineSpec(name, f"m:{name.title().replace('-', '')}", "m:Q", ("t2v",), claims, **more)
+    return PipelineSpec(
+        name, f"m:{name.title().replace('-', '')}", "m:Q", ("text-to-video",), claims, **more
+    )
 
 
 def catalog(*specs: PipelineSpec, plugins: Any = (), failures: Any = ()) -> Catalog:

@@ -27,7 +27,7 @@ def plugin(name: str, *records: Any, dist: str = "", source: Any = "installed") 
 
 def pipeline(replaces: str = "", *, repo: str = "", name: str = ID, **more: Any) -> PipelineSpec:
     claims = Claims(repos=(repo,) if repo else ())
-    return PipelineSpec(name, "m:P", "m:Q", ("t2v",), claims, replaces=replaces, **more)
+    return PipelineSpec(name, "m:P", "m:Q", ("text-to-video",), claims, replaces=replaces, **more)
 
 
 def codes(result: Resolved) -> list[tuple[str, str]]:

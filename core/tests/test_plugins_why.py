@@ -16,6 +16,7 @@ from sgld.api import (
     KernelSpec,
     PipelineSpec,
     PlatformSpec,
+    PluginError,
     Preset,
     Requires,
     UserError,
@@ -28,6 +29,7 @@ from sgld.plugins.catalog import Catalog
 from sgld.plugins.describe import KINDS, record_id
 from sgld.plugins.failures import failure
 from sgld.plugins.match import Evidence, NameOnly
+from sgld.plugins.report import why_text
 from sgld.plugins.resolve import Entry, Resolved
 from sgld.plugins.why import why_model
 from sgld.plugins.why_machine import machine, ops_named, why_cache, why_op, why_platform
@@ -51,7 +53,7 @@ def catalog(*specs: Any, failures: tuple[Failure, ...] = ()) -> Catalog:
 
 
 def pipeline(name: str, claims: Claims, **more: Any) -> PipelineSpec:
-    return PipelineSpec(name, "m:P", "m:Q", ("t2v",), claims)._replace(**more)
+    return PipelineSpec(name, "m:P", "m:Q", ("text-to-video",), claims)._replace(**more)
 
 
 WAN = pipeline(
@@ -278,6 +280,21 @@ def test_cache_policies_of_a_pipeline() -> None:
     assert "takes no cache policy" in why_cache(rows, "none").text
     with pytest.raises(UserError, match="Did you mean 'few'"):
         why_cache(rows, "fex")
+    for name in ("tiny:few", "config:few:big"):
+        assert why_cache(rows, name) == few
+
+
+def test_cache_policies_that_a_failed_plugin_may_bring() -> None:
+    rows = catalog(pipeline("every", Claims(), caches=("*",)), failures=(broken("scenes"),))
+    answer = why_cache(rows, "every")
+    assert answer.to_json()["facts"]["failed_plugins"] == [
+        "SGLD-P001 scenes-dist 1: import failed."
+    ]
+    last = why_text(answer).splitlines()[-1]
+    assert last == "not usable: SGLD-P001 scenes-dist 1: import failed."
+    assert why_cache(catalog(pipeline("every", Claims())), "every").facts == {}
+    with pytest.raises(PluginError, match="Plugin scenes failed"):
+        why_cache(rows, "scenes-world")
 
 
 # The command -------------------------------------------------------------------------------------

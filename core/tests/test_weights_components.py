@@ -64,6 +64,14 @@ def test_no_index_is_none(tmp_path: Path) -> None:
     assert read_index(ModelFiles(tmp_path, "x")) is None
 
 
+@pytest.mark.parametrize("name", ["../other/vae", "/tmp/vae", "..", "a.b", ""])
+def test_a_name_that_is_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({name: ["diffusers", "AutoencoderKL"]}))
+    with pytest.raises(ModelError, match="is no name of a component") as caught:
+        read_index(ModelFiles(tmp_path, "x"))
+    assert caught.value.code == "checkpoint_incomplete"
+
+
 def test_sizes_come_from_headers(model: ModelFiles, tmp_path: Path) -> None:
     sizes = component_bytes(model)
     assert set(sizes) == {"transformer", "vae"}

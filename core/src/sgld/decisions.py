@@ -17,9 +17,10 @@ from sgld.params.serving import ServingOptions
 from sgld.plugins.binding import choose_ops, facts_of
 from sgld.plugins.catalog import PREFER, Catalog, parse_prefer
 from sgld.plugins.choose import AUTO, choose_cache, choose_platform
-from sgld.plugins.find import ALLOW, Allowed, external_packages
+from sgld.plugins.find import ALLOW, BUILTIN, BUILTIN_MODULE, Allowed, external_packages
 from sgld.plugins.lock import ADAPTER, CACHE, REFERENCE, Lock, compare, disagree, make_lock
 from sgld.plugins.resolve import Entry
+from sgld.plugins.scan import normalise, scan, versions_of
 
 REMEDY: Final = "Leave it out, or run without --lock and write a new one with --write-lock."
 
@@ -65,7 +66,7 @@ def choose_wishes(
     policy = options.cache_policy or locked.get(CACHE)
     if policy is not None:
         try:
-            cache = choose_cache(catalog.caches, spec.caches, policy)
+            cache = choose_cache(catalog.caches, spec.caches, policy, catalog.failures)
         except FeatureError as error:
             refused.append(str(error).rstrip("."))
     platform, choices = _place(options, catalog, lock, locked, refused)
@@ -156,6 +157,20 @@ def write_down(
     return lock
 
 
+def refuse_other(spec: PipelineSpec, lock: Lock) -> None:
+    """Raise PluginError (SGLD-P011) when a lock is of another pipeline: what it says of caches and
+    ops says nothing about this one."""
+    if lock.pipeline and spec.id != lock.pipeline:
+        raise disagree([f"the pipeline is {spec.id} here, {lock.pipeline} in the lock"])
+
+
+def only_of(lock: Lock) -> str:
+    """What to think of when a model is not recognised under a lock."""
+    names = ", ".join(row.name for row in lock.plugins)
+    served = f"; it was made for pipeline {lock.pipeline}" if lock.pipeline else ""
+    return f"Only the plugins of the lock were asked ({names}){served}."
+
+
 def _changed(made: Lock, lock: Lock) -> list[str]:
     """What this run decides otherwise than the lock; a lock need not decide everything."""
     wrong: list[str] = []
@@ -192,10 +207,14 @@ def repeat(
     """
     problems = _contradictions(lock, options)
     if environ is not None:
-        problems += _variables(lock, environ)
+        refused = [*_variables(lock, environ), *_untrusted(lock, environ)]
+        if refused:  # before anything that the file names is imported
+            raise ParameterError([*problems, *refused])
+        _refuse_undeclared(lock)
+    catalog, wrong = compare(lock)
+    problems += _other_backend(lock, options, catalog)
     if problems:
         raise ParameterError(problems)
-    catalog, wrong = compare(lock)
     if lock.platform in catalog.platforms:
         try:
             choose_platform(catalog.platforms.values(), prefer=lock.platform)
@@ -250,6 +269,52 @@ def _contradictions(lock: Lock, options: ServingOptions) -> list[Problem]:
     return problems
 
 
+def _other_backend(lock: Lock, options: ServingOptions, catalog: Catalog) -> list[Problem]:
+    """Whether the lock's pipeline is one of another backend than the option asks for."""
+    entry = catalog.pipelines.get(lock.pipeline)
+    if entry is None or options.backend in (AUTO, entry.spec.backend):
+        return []
+    said = f"{entry.spec.backend} (that of pipeline {lock.pipeline})"
+    message = f"contradicts the lock, which says {said}."
+    return [Problem("backend", options.backend, message, REMEDY)]
+
+
+def _untrusted(lock: Lock, environ: Mapping[str, str]) -> list[Problem]:
+    """A file does not decide which packages are imported: local ones are named by the user."""
+    variable, packages = external_packages(environ)
+    local = list(dict.fromkeys(row.module for row in lock.plugins if row.source == "local"))
+    missing = [name for name in local if name not in packages]
+    if not missing:
+        return []
+    message = f"does not name {', '.join(missing)}, which the lock takes as a local package."
+    remedy = f"If you trust what the lock names, set {variable}={','.join(local)}."
+    return [Problem(variable, environ.get(variable, ""), message, remedy)]
+
+
+def _refuse_undeclared(lock: Lock) -> None:
+    """Nor does it decide which module of an installed distribution is imported.
+
+    Raises PluginError (SGLD-P011) for modules that no installed distribution declares.
+    """
+    declared = {(normalise(row.dist), row.name, row.value) for row in scan()}
+    installed = [row for row in lock.plugins if row.source == "installed"]
+    odd = [row for row in installed if (normalise(row.dist), row.name, row.module) not in declared]
+    here = versions_of(row.dist for row in odd)
+    # One that is not installed is told of with all other differences, and not imported either.
+    wrong = [
+        f"{row.dist} declares no plugin {row.name} in module {row.module!r}"
+        for row in odd
+        if here[row.dist]
+    ]
+    wrong += [
+        f"plugin {row.name} in module {row.module!r} is not a part of sgld-core"
+        for row in lock.plugins
+        if row.source == "builtin" and (row.name, row.module) != (BUILTIN, BUILTIN_MODULE)
+    ]
+    if wrong:
+        raise disagree(wrong)
+
+
 def _variables(lock: Lock, environ: Mapping[str, str]) -> list[Problem]:
     """Variables that would give other plugins than those of the lock."""
     problems: list[Problem] = []
@@ -264,7 +329,8 @@ def _variables(lock: Lock, environ: Mapping[str, str]) -> list[Problem]:
     more = [name for name in packages if name not in local]
     if more:
         message = f"names {', '.join(more)}, which the lock has not."
-        problems.append(Problem(variable, environ.get(variable, ""), message, "Unset it."))
+        remedy = "Name only packages that the lock has."
+        problems.append(Problem(variable, environ.get(variable, ""), message, remedy))
     texts = [text for text in environ.get(PREFER, "").split(",") if text.strip()]
     for key, dist in parse_prefer(texts).items():
         if lock.prefer.get(key) != dist:

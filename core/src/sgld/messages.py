@@ -84,6 +84,7 @@ class Event:
     `failed`. `frames` is a finished part of a clip that is made part by part: part `step` (from 1)
     of `total`, its pixels in `frames`; the output that follows holds them all.
     `seconds` are those that a stage took for `stage`, else those since the request was started.
+    `at` is when it happened, in seconds since the epoch, where it is told later than that; else 0.
     The last event of a request is `failed`, `cancelled` or `done`, and there is exactly one.
     """
 
@@ -99,3 +100,4 @@ class Event:
     code: str = ""
     message: str = ""
     frames: npt.NDArray[np.uint8] | None = None
+    at: float = 0.0

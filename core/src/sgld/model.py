@@ -139,7 +139,8 @@ class Model:
             self.plan.close()
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request after at most one more step; its last event says so."""
+        """Stop a request after the call that runs; its last event says so, or `done` when that call
+        was its last one."""
         self._executor.cancel(request_id)
 
     def run(self, requests: Sequence[Request]) -> Generator[Event]:
@@ -171,7 +172,7 @@ class Model:
         Raises:
             ParameterError: listing everything that is wrong; nothing has run.
         """
-        layers = [Layer("call", params), self.plan.preset_layer]
+        layers = [Layer("call", params), self.plan.local_layer]
         prepared = prepare(self.plan.params_class, layers, images_given=len(images))
         made: list[tuple[Request, Prepared]] = []
         for item in prepared:

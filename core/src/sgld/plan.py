@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sgld import bundled
 from sgld.admission import check_early, check_features, check_options, guidance_reasons
-from sgld.api.errors import PluginError
+from sgld.api.errors import ModelError, PluginError
 from sgld.api.specs import CacheSpec, PipelineSpec, RealtimeSpec
 from sgld.blueprints import blueprint_of, inside, is_made, write
-from sgld.decisions import Wishes, choose_wishes, repeat, write_down
+from sgld.decisions import Wishes, choose_wishes, only_of, refuse_other, repeat, write_down
 from sgld.params.inspected import Inspected
 from sgld.params.merge import Built, Layer, build
 from sgld.params.sampling import SamplingParams
@@ -51,6 +52,7 @@ class ModelPlan:
         recognition: the pipeline and why it was chosen.
         params_class: the family's parameters.
         preset_defaults: this checkpoint's defaults.
+        picture: file that a request begins with when it names no picture; empty: there is none.
         located: component name → its configuration and weights.
         residency: component name → mode.
         precisions: component name → precision word.
@@ -69,6 +71,7 @@ class ModelPlan:
     precisions: Mapping[str, str]
     cache_policy: Entry[CacheSpec] | None
     lock: Lock
+    picture: str = ""
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
@@ -129,6 +132,14 @@ class ModelPlan:
         """The checkpoint's defaults as the weakest layer."""
         return Layer("preset", dict(self.preset_defaults), source=self.spec.id)
 
+    @property
+    def local_layer(self) -> Layer:
+        """The same with the model's own picture, for requests that may name files of this
+        machine."""
+        layer = self.preset_layer
+        more = {"image_path": self.picture} if self.picture else {}
+        return layer._replace(values={**layer.values, **more})
+
     def build(self, layers: Sequence[Layer]) -> Built[SamplingParams]:
         """Validated parameters of one prompt; `layers` strongest first, the preset is added."""
         return build(self.params_class, [*layers, self.preset_layer])
@@ -169,6 +180,11 @@ class Sketch(NamedTuple):
     params_class: type[SamplingParams]
     preset_layer: Layer
 
+    @property
+    def local_layer(self) -> Layer:
+        """Such a model has no picture of its own."""
+        return self.preset_layer
+
 
 def sketch(options: ServingOptions, *, environ: Mapping[str, str] | None = None) -> Sketch | None:
     """The parameters of a `tiny:` or `config:` model; None for every other model, which is planned
@@ -193,6 +209,8 @@ def _wishes(
     entry: Entry[PipelineSpec], options: ServingOptions, catalog: Catalog, lock: Lock | None
 ) -> Wishes:
     """What is decided without a checkpoint; raises for what can be refused without one."""
+    if lock is not None:
+        refuse_other(entry.spec, lock)
     wishes, spec = choose_wishes(entry.spec, options, catalog, lock), entry.spec
     own = [] if spec.inspect else guidance_reasons(spec, load_target(spec.params, entry))
     check_early(spec, options, (*own, *wishes.refused))
@@ -261,16 +279,26 @@ def _decide(
     environ: Mapping[str, str],
     lock: Lock | None,
 ) -> ModelPlan:
+    carried = bundled.entry_of(options.model_path, catalog)
     if folder is not None:
         files = resolve(str(inside(folder, options.model_path)))
+    elif carried is not None:
+        files = bundled.files_of(carried, options)
     else:
         files = resolve(options.model_path, revision=options.revision, model_id=options.model_id)
-    recognition = catalog.recognise(
-        files,
-        pipeline=options.pipeline_class_name or "",
-        model_id=options.model_id or "",
-        backend=_backend(options, catalog, lock),
-    )
+    try:
+        recognition = catalog.recognise(
+            files,
+            pipeline=options.pipeline_class_name or (carried.spec.pipeline if carried else ""),
+            model_id=options.model_id or "",
+            backend=_backend(options, catalog, lock),
+        )
+    except ModelError as error:
+        if lock is not None:
+            error.remedy = f"{error.remedy} {only_of(lock)}".strip()
+        raise
+    if carried is not None and not options.pipeline_class_name:
+        recognition = recognition._replace(evidence=f"carried by {carried.owner}")
     entry = recognition.entry
     wishes = _wishes(entry, options, catalog, lock)
     overrides = ComponentOverrides.build(
@@ -300,12 +328,16 @@ def _decide(
         files=files,
         recognition=recognition,
         params_class=inspected.params,
-        preset_defaults=catalog.preset(entry.spec, files, model_id=options.model_id or ""),
+        preset_defaults={
+            **catalog.preset(entry.spec, files, model_id=options.model_id or ""),
+            **(carried.spec.defaults if carried else {}),
+        },
         located=by_name,
         residency=residency,
         precisions={name: overrides.precision(name, options.dtype) for name in by_name},
         cache_policy=decisions.cache,
         lock=write_down(catalog, entry.spec, decisions, options, environ, lock),
+        picture=bundled.picture_of(carried) if carried else "",
         _folder=folder,
     )
 

@@ -14,6 +14,7 @@ from sgld.causal.policies import GlobalSink, Growing, PinnedSink, Policy, Rollin
 from sgld.engine.cache_policy import make_policy, remake
 from sgld.plugins.catalog import Catalog, collect
 from sgld.plugins.choose import choose_cache
+from sgld.plugins.failures import failure
 from sgld.plugins.resolve import Entry
 
 
@@ -74,8 +75,27 @@ def test_what_a_pipeline_does_not_support_is_refused(catalog: Catalog) -> None:
         choose_cache(catalog.caches, (), "rolling")
     with pytest.raises(FeatureError, match="no usable plugin brings it"):
         choose_cache(catalog.caches, ("rolling", "gone"), "gone")
-    with pytest.raises(FeatureError, match="It takes: every-other, global-sink, growing"):
+    taken = "nonsense: no usable plugin brings it. It takes: every-other, global-sink, growing"
+    with pytest.raises(FeatureError, match=taken):
         choose_cache(catalog.caches, ("rolling", "*"), "nonsense")
+    with pytest.raises(FeatureError, match="Did you mean 'rolling'"):
+        choose_cache(catalog.caches, ("*",), "roling")
+
+
+def test_a_policy_whose_plugin_failed_is_told_with_its_reason(catalog: Catalog) -> None:
+    rows = [
+        failure("SGLD-P001", name, "import failed.", dist=f"{name}-dist", version="1")
+        for name in ("my-scenes", "other")
+    ]
+    for supported in (("*",), ("rolling", "my-scenes")):
+        with pytest.raises(FeatureError) as caught:
+            choose_cache(catalog.caches, supported, "my-scenes", rows)
+        text = str(caught.value)
+        assert "no usable plugin brings it" in text
+        assert "Plugin my-scenes failed: SGLD-P001 my-scenes-dist 1: import failed." in text
+        assert "other-dist" not in text
+    with pytest.raises(FeatureError, match="Plugin other failed: SGLD-P001"):
+        choose_cache(catalog.caches, ("*",), "elsewhere", rows)
 
 
 def test_the_users_policy_gets_the_settings_of_the_familys_own(catalog: Catalog) -> None:

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from sgld.api import CacheSpec, Plugin, hookimpl
-from sgld.api.errors import FeatureError
+from sgld.api.errors import FeatureError, PluginError
 from sgld.causal.policies import Frame, Rolling
 from sgld.engine.build import build_engine
 from sgld.messages import LAST, Request
 from sgld.params.merge import Layer
 from sgld.params.serving import ServingOptions
 from sgld.plan import ModelPlan, make_plan
+from sgld.testing.toy_world import ToyWorldPipeline
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Forgetful(Rolling):
 
     def drop(self, kept: Sequence[Frame], chunk: Sequence[Frame]) -> Collection[int]:
         return [frame.index for frame in kept[self.sink :]]
+
+
+class Hollow:
+    """No policy."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +43,12 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return Plugin("acme", {"cache": 1})
 
     @hookimpl
-    def sgld_caches() -> list[CacheSpec]:
-        return [CacheSpec("forgetful", "acme_forgetful:Forgetful", bounded=True)]
+    def sgld_caches() -> Iterator[CacheSpec]:
+        yield CacheSpec("forgetful", "acme_forgetful:Forgetful", bounded=True)
+        yield CacheSpec("hollow", "acme_forgetful:Hollow", bounded=True)
 
-    vars(module).update(sgld_plugin=sgld_plugin, sgld_caches=sgld_caches, Forgetful=Forgetful)
+    vars(module).update(sgld_plugin=sgld_plugin, sgld_caches=sgld_caches)
+    vars(module).update(Forgetful=Forgetful, Hollow=Hollow)
     monkeypatch.setitem(sys.modules, "acme_forgetful", module)
     return
 
@@ -90,3 +97,16 @@ def test_a_policy_of_a_plugin_decides_what_a_chunk_sees() -> None:
 def test_what_a_model_does_not_take_is_refused(model: str, policy: str, told: str) -> None:
     with pytest.raises(FeatureError, match=f"--cache-policy {policy}.*{told}"):
         plan(model, policy)
+
+
+def test_what_is_no_policy_is_refused_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server then ends with failed readiness, as with any engine that cannot be built."""
+    monkeypatch.setattr(ToyWorldPipeline, "load", lambda loader: pytest.fail("loads"))
+    decided = plan("toy-world", "hollow")
+    try:
+        with pytest.raises(
+            PluginError, match=r"SGLD-P007.*class Hollow.*not derived from .*Policy"
+        ):
+            build_engine(decided, lambda _: None)
+    finally:
+        decided.close()

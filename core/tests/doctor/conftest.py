@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sgld.plugins.describe import HOOKS
+
 V1 = "sgld.plugins.v1"
 HEAD = """\
 from sgld.api import *
@@ -45,9 +47,11 @@ class Site:
         """
         dist = dist or f"{name}-dist"
         package = self.package(dist.replace("-", "_"), **modules)
-        kinds = ("pipeline", "platform", "attention", "kernel", "stage", "realtime", "cache")
+        kinds = [kind for hook, (kind, _) in HOOKS.items() if f"def {hook}(" in hooks]
         head = HEAD.format(
-            name=name, contracts=contracts or dict.fromkeys(kinds, 1), needs=tuple(needs)
+            name=name,
+            contracts=dict.fromkeys(kinds, 1) if contracts is None else contracts,
+            needs=tuple(needs),
         )
         (package / "plugin.py").write_text(f"{first}\n{head}{hooks}")
         info = self.folder / f"{package.name}-1.0.dist-info"

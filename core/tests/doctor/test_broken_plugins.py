@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sgld.cli.main import main
+from sgld.plugins.doctor import show
 from sgld.plugins.doctor.check import check
 from sgld.plugins.doctor.rows import PluginReport, Report, Row
 
@@ -34,6 +35,16 @@ warnings.warn('old ways')
 sys.path.append('/elsewhere')
 """
 FLOOD = "import os\nfor _ in range(400): os.write(1, b'flood ' * 10000)"
+DIRTY = """
+import json, os
+json.dumps = lambda *args, **more: '"not a mapping"'
+os.write = lambda *args: 0
+"""
+BEHIND = """
+import signal, threading
+threading.Thread(target=threading.Event().wait, name='acme-poll').start()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
 COUNTER = "count = iter(range(9))\n" + STAGES + "    yield StageSpec(f's{next(count)}', 'os:sep')\n"
 PROBES = {
     "crash": f"def probe(): {CRASH}",
@@ -64,6 +75,8 @@ def _fill(site: Any) -> None:
     site.add("lacks", first="import no_such_library_x")
     site.add("prints", first=NOISE)
     site.add("floods", first=FLOOD)
+    site.add("dirty", first=DIRTY)
+    site.add("behind", first=BEHIND)
     site.add("heavy", first="import numpy")
     site.add("slow", first=BUSY)
     site.add("fickle", COUNTER)
@@ -71,6 +84,8 @@ def _fill(site: Any) -> None:
         "typo", PIPELINES + _pipeline("typo-t2v").replace("'os:sep'", "'typo_dist.net:Net'", 1)
     )
     site.add("hook-name", "@hookimpl\ndef sgld_pipeline():\n    return []\n")
+    site.add("unmarked", (PIPELINES + _pipeline("u-t2v")).replace("@hookimpl\n", ""))
+    site.add("boasts", contracts={"stage": 1, "kernel": 1})
     site.add("raises", STAGES + "    raise RuntimeError('boom')\n")
     site.add("future", contracts={"pipeline": 99})
     site.add("loader", group="sgld.plugins.v99")
@@ -160,6 +175,7 @@ EXPECTED = [
     ("fickle", "SGLD-P016", "bad", "describe", "different stage records"),
     ("typo", "SGLD-P007", "bad", "targets", "module 'typo_dist.net', which is not there"),
     ("hook-name", "SGLD-P002", "bad", "hooks", "sgld_pipeline"),
+    ("unmarked", "SGLD-P002", "bad", "hooks", "sgld_pipelines of module"),
     ("raises", "SGLD-P003", "bad", "describe", "boom"),
     ("future", "SGLD-P004", "bad", "contract", "pipeline contract 99"),
     ("loader", "SGLD-P013", "bad", "find", "sgld.plugins.v99"),
@@ -188,6 +204,19 @@ def test_each_gets_its_code(
     assert row.remedy
 
 
+def test_a_contract_without_a_record_is_told_for_each_kind(report: Report) -> None:
+    rows = [row for row in _plugin(report, "boasts").rows if row.check == "contract"]
+    assert [(row.level, row.code) for row in rows] == [("bad", "SGLD-P004")] * 2
+    assert "states a contract for kind 'stage' and brings no record of it" in rows[0].message
+    assert "sgld_kernels (marked with hookimpl)" in rows[1].remedy
+
+
+def test_a_look_that_imports_no_target_says_so(report: Report) -> None:
+    part = "No target was imported; --deep does that"
+    assert part in show.text(report, strict=False).splitlines()[-1]
+    assert part not in show.text(report._replace(deep=True), strict=False)
+
+
 def test_noise_is_told_stream_by_stream(report: Report) -> None:
     rows = [row for row in _plugin(report, "prints").rows if row.code == "SGLD-P017"]
     text = " ".join(row.message for row in rows)
@@ -198,6 +227,18 @@ def test_noise_is_told_stream_by_stream(report: Report) -> None:
         "UserWarning: old ways",
     ):
         assert part in text
+
+
+def test_what_is_left_behind_in_the_process_is_told(report: Report) -> None:
+    rows = [row for row in _plugin(report, "behind").rows if row.code == "SGLD-P017"]
+    assert [row.level for row in rows] == ["note", "note"]
+    assert "'acme-poll', which keeps every command from ending" in rows[0].message
+    assert "set the handler of SIGTERM" in rows[1].message
+
+
+def test_one_that_replaces_what_the_examination_writes_with_is_examined(report: Report) -> None:
+    assert _plugin(report, "dirty").rows
+    assert all(row.level == "ok" for row in _plugin(report, "dirty").rows)
 
 
 def test_what_is_named_and_not_there(report: Report) -> None:
@@ -273,6 +314,7 @@ def test_no_code_comes_where_it_is_not_expected(report: Report) -> None:
     told = {(p.found.name, row.code) for p in report.plugins for row in p.rows if row.code}
     known = {(name, code) for name, code, *_ in EXPECTED}
     known |= {("twin", "SGLD-P005"), ("prints", "SGLD-P017"), ("dangling", "SGLD-P006")}
+    known |= {("boasts", "SGLD-P004"), ("behind", "SGLD-P017")}
     known |= {("wheel", "SGLD-P020"), ("probes", "SGLD-P010")}
     fakes = {row.found.name for row in report.plugins if row.found.dist.endswith("-dist")}
     assert {row for row in told if row[0] in fakes} <= known
@@ -289,8 +331,6 @@ def test_exit_codes(report: Report) -> None:
 
 
 def test_text_and_json_tell_the_same(report: Report) -> None:
-    from sgld.plugins.doctor import show
-
     text = show.text(report, strict=False)
     plain = json.loads(json.dumps(show.as_json(report, strict=False)))
     assert plain["exit_code"] == 2
@@ -327,7 +367,7 @@ def test_the_command(report: Report, capsys: pytest.CaptureFixture[str], monkeyp
     """One plugin by its distribution; only the named and what is needed to judge it is told."""
     for name, value in {"SGLD_PLUGINS": "good,fickle", "SGLD_EXTERNAL_MODEL_PACKAGE": ""}.items():
         monkeypatch.setenv(name, value)
-    assert main(["plugins", "check", "good-dist", "--strict"]) == 0
+    assert main(["plugins", "check", "good-dist", "--strict", "--no-deep"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("good (good-dist 1.0): ok\n")
     assert "fickle" not in told
@@ -335,6 +375,20 @@ def test_the_command(report: Report, capsys: pytest.CaptureFixture[str], monkeyp
     plain = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in plain["plugins"]] == ["fickle"]
     assert plain["machine"] is None
+    assert plain["deep"] is True
+
+
+def test_a_named_plugin_is_looked_at_deeply(
+    report: Report, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("SGLD_PLUGINS", "good")
+    monkeypatch.setenv("SGLD_EXTERNAL_MODEL_PACKAGE", "")
+    assert main(["plugins", "check", "good"]) == 2
+    told = capsys.readouterr().out
+    assert "pipeline 'good-t2v': target 'os:sep' is str" in told
+    assert "No target was imported" not in told
+    assert main(["plugins", "check", "good", "--deep", "--no-deep"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_forbidden_bytecode_is_one_note_and_not_one_for_each(

@@ -12,8 +12,9 @@ from sgld.plugins.doctor.rows import Report, Row
 
 HOOKS = """
 def _spec(id, **more):
-    fields = dict(target="wrong_dist.nets:Good", params="wrong_dist.params:Good", tasks=("t",))
-    return PipelineSpec(id=id, claims=Claims(), **{**fields, **more})
+    fields = dict(target="wrong_dist.nets:Good", params="wrong_dist.params:Good")
+    tasks = ("text-to-video",)
+    return PipelineSpec(id=id, claims=Claims(), **{**fields, "tasks": tasks, **more})
 
 @hookimpl
 def sgld_pipelines():
@@ -22,6 +23,7 @@ def sgld_pipelines():
     yield _spec("alien", target="wrong_dist.nets:Alien")
     yield _spec("abstract", target="wrong_dist.nets:Abstract")
     yield _spec("no-such", target="wrong_dist.nets:Gone")
+    yield _spec("misspelled", target="wrong_dist.nets:Goood")
     yield _spec("lacks", target="wrong_dist.lacks:Net")
     yield _spec("heavy", params="wrong_dist.heavy:Params")
     yield _spec("alien-params", params="wrong_dist.params:Alien")
@@ -115,7 +117,8 @@ WRONG = [
     ("pipeline 'function':", "function <function function", "not a subclass"),
     ("pipeline 'alien':", "class Alien", "no subclass of sgld.engine.pipeline.Pipeline"),
     ("pipeline 'abstract':", "does not implement load, media, stages", ""),
-    ("pipeline 'no-such':", "has no attribute 'Gone'", ""),
+    ("pipeline 'no-such':", "module 'wrong_dist.nets' has no 'Gone'", "Correct the target."),
+    ("pipeline 'misspelled':", "has no 'Goood'; did you mean 'Good'?", "Correct the target."),
     ("pipeline 'lacks':", "No module named 'no_such_library_x'", "Install or mend"),
     ("pipeline 'heavy', params:", "imports torch (at ", "heavy.py:1), but"),
     ("pipeline 'alien-params', params:", "no subclass of sgld.params.sampling", ""),

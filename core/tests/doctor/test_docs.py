@@ -81,7 +81,7 @@ def test_every_check_is_documented_in_order(text: str) -> None:
 
 def test_every_option_is_documented(text: str) -> None:
     for name in inspect.signature(check_plugins).parameters:
-        assert f"| `{'NAME' if name == 'name' else '--' + name}`" in text
+        assert f"| `{'NAME' if name == 'name' else '--' + name.replace('_', '-')}`" in text
 
 
 def test_every_key_of_the_json_is_documented(text: str) -> None:

@@ -24,6 +24,7 @@ from sgld.plugins.capture import MOST, Head
 from sgld.plugins.catalog import collect
 from sgld.plugins.describe import HOOKS
 from sgld.plugins.doctor import process, targets
+from sgld.plugins.doctor.examine import Settings, examine
 from sgld.plugins.doctor.rows import CHECKS, OF_PHASE, Report, Row, from_failure, in_order, worst
 from sgld.plugins.doctor.wire import KEY, RECORDS, pack, unpack
 from sgld.plugins.failures import CODES, failure
@@ -194,6 +195,26 @@ def test_a_child_that_a_plugin_leaves_behind_is_ended(
         watched = os.pidfd_open(int(note.read_text()))
         assert select.select([watched], [], [], 60)[0], "it lives on"
         os.close(watched)
+
+
+def test_lines_that_are_no_answers_are_dropped_and_told(
+    new_site: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin writes into the file of answers, which the worker has open."""
+    foreign = (
+        "import json\nfrom pathlib import Path\nimport sys\n"
+        "job = json.loads(Path(sys.argv[1]).read_text())\n"
+        "with open(job['answers'], 'a') as file: file.write('\"text\"\\n[1]\\n{]\\n')\n"
+    )
+    site = new_site()
+    text = f"{foreign}{PLUGIN}    return Plugin('run-me', {{}})\n"
+    site.package("run_me_dist", plugin=text)
+    monkeypatch.syspath_prepend(site.folder)
+    found = Found("run-me", "run_me_dist.plugin", "run-me-dist", "1", "installed")
+    rows = examine(found, Settings(60, threading.Event()), deep=False).rows
+    (bad,) = [row for row in rows if row.level == "bad"]
+    assert (bad.code, bad.check) == ("SGLD-P003", "describe")
+    assert bad.message.startswith("3 lines among the answers")
 
 
 def test_a_plugin_that_reads_standard_input_finds_its_end(

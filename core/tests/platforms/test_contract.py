@@ -68,9 +68,16 @@ class TestMusa(OnTheHost):
 class Metal:
     """Stands in for torch.mps."""
 
+    held = GIB
+
+    def allocate(self, size: int) -> None:
+        self.held += size
+
+    def current_allocated_memory(self) -> int:
+        return self.held
+
     device_count = staticmethod(lambda: 1)
     recommended_max_memory = staticmethod(lambda: 10 * GIB)
-    current_allocated_memory = staticmethod(lambda: GIB)
     synchronize = staticmethod(lambda: None)
     empty_cache = staticmethod(lambda: None)
 

@@ -73,6 +73,9 @@ ROCM_VISIBLE = [
     ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [2]),
     ({"ROCR_VISIBLE_DEVICES": "GPU-6b2c"}, [0, 1, 2]),
     ({"HIP_VISIBLE_DEVICES": "0,9,1"}, [0]),
+    ({"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+    ({"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "1"}, [1]),
+    ({"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1,2"}, [1]),
 ]
 
 
@@ -92,6 +95,8 @@ def test_rocm_absent(tmp_path: Path) -> None:
         ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES='' hides"),
         ({"ROCR_VISIBLE_DEVICES": "-1"}, "ROCR_VISIBLE_DEVICES='-1' hides"),
         ({"HIP_VISIBLE_DEVICES": "7"}, "leave no device"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES='-1' hides"),
+        ({"CUDA_VISIBLE_DEVICES": "7"}, "and CUDA_VISIBLE_DEVICES leave no device"),
     ]:
         answer = probe_rocm(environ, root=tmp_path, built=True)
         assert not answer.available
@@ -205,6 +210,22 @@ def test_devices_by_their_files(
         hidden = probe({variable: value}, root=tmp_path)
         assert not hidden.available
         assert variable in hidden.reason
+
+
+@pytest.mark.parametrize(("probe", "stem", "variable", "name"), BY_FILES)
+def test_files_that_may_not_be_opened_are_no_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: Any, stem: str, variable: str, name: str
+) -> None:
+    write(tmp_path, {f"dev/{stem}{number}": "" for number in (0, 1, 2)})
+    closed: set[str] = {f"{stem}0"}
+    # Whoever runs this may open anything, as root.
+    monkeypatch.setattr("os.access", lambda path, mode: path.name not in closed)
+    answer = probe({variable: "1"}, root=tmp_path)
+    assert answer.devices == (Device(1, f"{name} 2", 0, 0),)
+    closed |= {f"{stem}1", f"{stem}2"}
+    none = probe({}, root=tmp_path)
+    assert (none.available, none.devices) == (False, ())
+    assert f"may open none of the {name}s" in none.reason
 
 
 # Apple ----------------------------------------------------------------------------------------

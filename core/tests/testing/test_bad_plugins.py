@@ -84,3 +84,21 @@ def outcome(
             failed[cls.removeprefix("Test_").replace("_", "-")].add(test)
             texts.append(report.longreprtext)
     return failed, texts, bad
+
+
+@pytest.mark.parametrize(
+    "test", ["test_loads_alone", "test_states_the_contracts_of_what_it_brings"]
+)
+def test_a_hook_that_is_not_marked_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str
+) -> None:
+    text = (
+        "from sgld.api import Plugin, hookimpl\n"
+        "@hookimpl\ndef sgld_plugin():\n    return Plugin('unmarked', {'stage': 1})\n"
+        "def sgld_stages():\n    return []\n"
+    )
+    (tmp_path / "acme_unmarked.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    case = type("Unmarked", (PluginContract,), {"plugin": "acme_unmarked"})()
+    with pytest.raises(pytest.fail.Exception, match="'acme_unmarked' is not marked"):
+        getattr(case, test)()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
 from sgld.api import KernelSpec
 from sgld.ops.table import Ops
-from sgld.plugins.catalog import Catalog
 from sgld.testing.conformance import AttentionContract, KernelContract
 from sgld.testing.conformance.op_cases import CASES
-from sgld.testing.isolated import catalog_of, local_plugin
+from sgld.testing.isolated import local_plugin
 
 
 class TestSdpa(AttentionContract):
@@ -31,23 +31,19 @@ REFERENCES = [
 
 
 @pytest.fixture(scope="module")
-def references() -> Iterator[Catalog]:
+def references() -> Iterator[ModuleType]:
     """A plugin that offers every reference as a kernel."""
     with local_plugin("references", *REFERENCES) as module:
-        yield catalog_of(module)
+        yield module
 
 
 @pytest.fixture(autouse=True)
-def _catalog(references: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(References, "shared", references, raising=False)
+def _plugin(references: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(References, "plugin", references)
 
 
 class References(KernelContract):
-    shared: Catalog
-
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return cls.shared
+    """One of them."""
 
 
 for spec in REFERENCES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch  # noqa: F401  (else the first run inside imports it, and the second again)
 
 pytest_plugins = ["pytester"]
 
@@ -38,7 +39,7 @@ def bad(found: dict[str, str]) -> dict[str, str]:
 
 def test_nothing_is_overridden(pytester: pytest.Pytester) -> None:
     found, _ = outcomes(pytester, "")
-    assert len(found) == 13
+    assert len(found) == 14
     assert not bad(found)
 
 
@@ -123,3 +124,66 @@ def test_a_class_with_an_init_is_found(pytester: pytest.Pytester) -> None:
         def __init__(self) -> None: ...
 
     assert any("__init__" in text for text in removals(Left))
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("    def _policy(self): return None", "_policy"),
+        ("    def _room(self, policy): return 0", "_room"),
+        ("    def mistold(cls): return ()", "mistold"),
+        ("    told = ('entry',)\n    def entry(self): return None", "entry"),
+        ("    @pytest.fixture\n    def bench(self): return None", "bench"),
+        ("    chunk = 0", "chunk"),
+        ("    hides = '  '", "hides"),
+    ],
+    ids=["helper", "loop", "checks", "list", "fixture", "no frames", "blank reason"],
+)
+def test_what_tests_rely_on_cannot_be_overridden(
+    pytester: pytest.Pytester, body: str, name: str
+) -> None:
+    found, text = outcomes(pytester, body)
+    assert bad(found)["test_nothing_removed"] == "failed"
+    assert f"TestIt.{name} belongs to the kit" in text or f"{name}=" in text
+
+
+def test_a_helper_in_between_counts_too(pytester: pytest.Pytester) -> None:
+    body = """
+class Mixin:
+    def _room(self, policy):
+        return 0
+
+class TestOther(Mixin, CacheContract):
+    policy = "rolling"
+"""
+    found, text = outcomes(pytester, body)
+    assert bad(found)["test_nothing_removed"] == "failed"
+    assert "Mixin._room belongs to the kit" in text
+
+
+def test_what_is_told_must_leave_something_to_test() -> None:
+    from sgld.testing.conformance import AttentionContract, KernelContract
+    from sgld.testing.conformance.op_cases import Sizes
+
+    def attention(**attributes: object) -> list[str]:
+        return list(type("Told", (AttentionContract,), attributes).mistold())
+
+    assert not attention()
+    assert not attention(head_dims=(64,), tolerance=0.05)
+    assert attention(head_dims=())
+    assert attention(head_dims=(0,))
+    assert attention(tolerance=float("inf"))
+    assert not list(KernelContract.mistold())
+    assert list(type("Told", (KernelContract,), {"sizes": Sizes(0, 2)}).mistold())
+
+
+def test_an_own_test_and_own_names_are_free(pytester: pytest.Pytester) -> None:
+    body = """
+    mine = 3
+
+    def test_mine(self):
+        assert self.mine == 3
+"""
+    found, _ = outcomes(pytester, body)
+    assert found["test_mine"] == "passed"
+    assert not bad(found)

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["sgld.testing.plugin"]
-
 # Tests run with import-mode=importlib, which does not make siblings importable.
 sys.path.insert(0, str(Path(__file__).parent))
 

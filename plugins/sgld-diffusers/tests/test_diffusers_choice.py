@@ -17,7 +17,9 @@ from sgld.params.serving import ServingOptions
 from sgld.plan import ModelPlan, make_plan
 from sgld.plugins.catalog import load_target
 from sgld.testing.engine_rig import EngineRig, picture
-from sgld_diffusers.checkpoint import foreign_code
+from sgld.weights.components import Listed
+from sgld_diffusers.checkpoint import absent_classes, foreign_code
+from sgld_diffusers.reading.exists import has_class
 from sgld_diffusers.tiny import BLUEPRINTS
 
 SIZE = {"width": 64, "height": 64}
@@ -168,6 +170,80 @@ def test_a_component_with_code_of_its_own(sd3: Path, tmp_path: Path) -> None:
     with pytest.raises(FeatureError, match="auto_map"):
         planned(folder)
     assert foreign_code(planned(sd3).files) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer/tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["mine.Mine", None]}}),
+        ("scheduler/mine.py", "raise SystemExit"),
+        ("text_encoder/inner/other.json", {"auto_map": {"AutoModel": "mine.Mine"}}),
+        ("scheduler/stable_diffusion.py", ""),
+    ],
+)
+def test_code_anywhere_in_a_component_is_refused(
+    sd3: Path, tmp_path: Path, file: str, text: Any
+) -> None:
+    folder = copied(sd3, tmp_path)
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    if not isinstance(text, str):
+        text = json.dumps((json.loads(path.read_text()) if path.exists() else {}) | text)
+    path.write_text(text)
+    component, _, inside = file.partition("/")
+    with pytest.raises(FeatureError, match="--trust-remote-code is off") as caught:
+        planned(folder)
+    assert f"component '{component}' brings code of its own" in str(caught.value)
+    assert inside in str(caught.value)
+    planned(folder, trust_remote_code=True).close()
+
+
+def test_code_in_another_folder_for_a_component_is_refused(sd3: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(sd3 / "text_encoder", folder)
+    config = folder / "config.json"
+    values = json.loads(config.read_text()) | {"auto_map": {"AutoModel": "mine.Mine"}}
+    config.write_text(json.dumps(values))
+    with pytest.raises(FeatureError, match=r"--trust-remote-code.*'text_encoder'.*config\.json"):
+        planned(sd3, component_paths={"text_encoder": str(folder)})
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "library"),
+    [
+        ("vae", ["diffusers", "NoSuchVAE"], "diffusers"),
+        ("text_encoder", ["transformers", "CLIPTextModelWithMagic"], "transformers"),
+        ("transformer", ["stable_diffusion", "NoSuchModel"], "stable_diffusion of diffusers"),
+    ],
+)
+def test_a_component_of_a_class_that_is_nowhere_is_found_while_planning(
+    sd3: Path, tmp_path: Path, name: str, entry: list[str], library: str
+) -> None:
+    folder = copied(sd3, tmp_path, **{name: entry})
+    with pytest.raises(ModelError, match=f"'{name}' is {entry[1]}, which the installed {library} "):
+        planned(folder)
+
+
+def test_every_tiny_checkpoints_classes_are_found(checkpoint: Callable[[str], Path]) -> None:
+    for family in BLUEPRINTS:
+        plan = planned(checkpoint(family), backend="diffusers")
+        assert absent_classes(plan.files) == []
+        plan.close()
+    for entry in [
+        ("transformers", "T5TokenizerFast"),
+        ("transformers", "CLIPVisionModelWithProjection"),
+        ("stable_diffusion", "StableDiffusionSafetyChecker"),
+    ]:
+        assert has_class(Listed(*entry))
+
+
+@pytest.mark.parametrize("name", ["../other/vae", "/tmp/vae", "..", "a.b"])
+def test_a_component_is_in_the_checkpoint(sd3: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(sd3, tmp_path, **{name: ["diffusers", "AutoencoderKL"]})
+    shutil.copytree(sd3 / "vae", tmp_path / "other" / "vae")
+    with pytest.raises(ModelError, match="is no name of a component") as caught:
+        planned(folder)
+    assert repr(name) in str(caught.value)
 
 
 def test_a_native_pipeline_never_runs_code_of_a_checkpoint() -> None:

@@ -106,7 +106,7 @@ def test_steps_are_told_whatever_the_class_is_like(
 def described(kind: str) -> Described:
     source = find_class("StableDiffusionPipeline")
     assert source is not None
-    return Described(source, kind, {}, "", False, False, 1, 1, {}, "", False)
+    return Described(source, kind, {}, "", False, False, 1, 1, {}, "")
 
 
 PIXELS = np.linspace(0, 1, 4 * 5 * 3, dtype=np.float32).reshape(4, 5, 3)

@@ -123,6 +123,7 @@ def f(self, a, b=2, *, c: float = -1.5, d=object()):
             The second one. More of it.
             And more.
         c (`float`): The third.
+        d (`object`): One without a full stop
     Examples:
         nothing
     """
@@ -134,6 +135,7 @@ def f(self, a, b=2, *, c: float = -1.5, d=object()):
     assert read["b"].scalars == (int,)
     assert read["b"].doc == "The second one."
     assert (read["c"].default, read["c"].doc) == (-1.5, "The third.")
+    assert read["d"].doc == "One without a full stop."
     assert read["d"].default is UNKNOWN
 
 
@@ -227,3 +229,78 @@ def test_a_file_that_is_no_python_is_named(tmp_path: Path) -> None:
     path.write_text("class Mine(\n")
     with pytest.raises(ModelError, match=r"broken\.py"):
         class_in(path, "Mine")
+
+
+HANDING = """
+class Mine(StableDiffusion3Pipeline):
+    def __call__(self, prompt: str, num_inference_steps: int = 4):
+        return super().__call__(prompt=prompt, num_inference_steps=num_inference_steps)
+
+class Clip(LTXPipeline):
+    def __call__(self, prompt: str):
+        made = super().__call__(prompt=prompt, audio=1)
+        return made
+
+class Frames:
+    def __call__(self, prompt: str, num_frames: int = 9):
+        return self.finish(prompt=prompt)
+
+class Plain:
+    def __call__(self, prompt: str):
+        return super().__call__(prompt=prompt)
+
+class Sound(StableAudioPipeline):
+    def __call__(self, prompt: str):
+        return super().__call__(prompt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("Mine", "image"), ("Clip", "video"), ("Frames", "video"), ("Plain", "image")],
+)
+def test_a_call_that_hands_over_makes_what_its_base_makes(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    source = written(tmp_path, HANDING, name)
+    assert describe(source, Instance(source)).kind == kind
+
+
+def test_a_call_that_hands_over_to_a_maker_of_sound_is_refused(tmp_path: Path) -> None:
+    source = written(tmp_path, HANDING, "Sound")
+    with pytest.raises(ModelError, match="Sound makes audios"):
+        describe(source, Instance(source))
+
+
+HOSTILE = """
+class Mine:
+    def __init__(self):
+        self.vae_scale_factor = len([0] * 10**9) + len("x" * 10**9)
+        self.listed = [0] * 10**9
+        self.text = "%1000000000d" % 1
+
+    def __call__(self, a: "str|" = {[]: 1}, b: "int" = 2, height=None, width=None):
+        height = height or len((0,) * 10**9)
+        if height % self.vae_scale_factor or width % len(self.listed):
+            raise ValueError
+"""
+
+
+def test_source_that_is_odd_is_only_unknown(tmp_path: Path) -> None:
+    source = written(tmp_path, HOSTILE)
+    own = Instance(source)
+    found = describe(source, own)
+    assert (found.arguments["a"].scalars, found.arguments["a"].default) == ((), UNKNOWN)
+    assert found.arguments["b"].scalars == (int,)
+    assert (found.unit, dict(found.defaults)) == (1, {})
+    for name in ("vae_scale_factor", "listed", "text"):
+        with pytest.raises(Unknown):
+            own.attribute(name)
+
+
+def test_values_that_grow_without_end_are_unknown(tmp_path: Path) -> None:
+    lines = "\n".join(f"        a{n + 1} = a{n} + a{n}" for n in range(200))
+    text = f"class Mine:\n    def __init__(self):\n        a0 = [0]\n{lines}\n"
+    source = written(tmp_path, f"{text}        self.patch = len(a200)\n")
+    with pytest.raises(Unknown):
+        Instance(source).attribute("patch")

@@ -193,6 +193,49 @@ def test_what_the_pipeline_refuses_is_the_requests_fault(rig: EngineRig) -> None
     assert rig.engine.forwards == before
 
 
+def test_layers_below_none_are_refused_by_name(rig: EngineRig) -> None:
+    with pytest.raises(ParameterError, match="clip_skip=-1"):
+        rig.request(clip_skip=-1)
+
+
+@pytest.mark.parametrize("error", [IndexError("no layer 99"), KeyError(""), RuntimeError("odd.")])
+def test_whatever_ends_it_before_its_first_call_is_the_requests_fault(
+    rig: EngineRig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(type(served(rig)._pipeline), "check_inputs", _raiser(error))
+        request = rig.request()
+        rig.submit(request)
+        rig.turn()
+    [failed] = rig.events(request, "failed")
+    assert failed.code == "invalid_parameter"
+    assert "StableDiffusion3Pipeline refuses the request: " in failed.message
+    assert ".." not in failed.message
+    assert rig.run(rig.request()).frames.any()
+
+
+def test_too_many_skipped_layers(rig: EngineRig) -> None:
+    request = rig.request(clip_skip=99)
+    rig.submit(request)
+    rig.turn()
+    [failed] = rig.events(request, "failed")
+    assert failed.code == "invalid_parameter"
+    assert "IndexError: tuple index out of range." in failed.message
+    assert rig.run(rig.request()).frames.any()
+
+
+def test_an_odd_end_after_the_first_call_is_no_fault_of_the_request(
+    rig: EngineRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(type(served(rig)._pipeline), "prepare_latents", _raiser(RuntimeError("odd")))
+        request = rig.request()
+        rig.submit(request)
+        rig.turn()
+    [failed] = rig.events(request, "failed")
+    assert failed.code == "stage_failed"
+
+
 def test_latents_that_are_not_finite_name_the_step(
     rig: EngineRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

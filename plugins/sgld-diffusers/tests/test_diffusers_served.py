@@ -103,7 +103,7 @@ def test_edits(tmp_path: Path) -> None:
 def test_clips_by_a_server_and_its_engine_process(tmp_path: Path) -> None:
     folder = tmp_path / "ltx"
     load_target(BLUEPRINTS["ltx-video"])(folder)  # here, where torch is there already
-    with served_apart(str(folder), tmp_path, "--no-warmup") as server:
+    with served_apart(str(folder), tmp_path) as server:
         body = {"prompt": "waves", "size": "64x64", "num_frames": 10, "num_inference_steps": 2,
                 "seed": 5, "fps": 12}  # fmt: skip
         made = post(server, "/v1/videos", **body).json()

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 CONTRACTS: Final[Mapping[str, tuple[int, int]]] = {
     "platform": (1, 1),
     "pipeline": (1, 1),
+    "model": (1, 1),
     "stage": (1, 1),
     "realtime": (1, 1),
     "attention": (1, 1),

@@ -37,6 +37,11 @@ def sgld_pipelines() -> Iterable[specs.PipelineSpec]:  # pyright: ignore[reportR
 
 
 @hookspec
+def sgld_models() -> Iterable[specs.ModelSpec]:  # pyright: ignore[reportReturnType]
+    """Checkpoints that this distribution carries, each for one pipeline id."""
+
+
+@hookspec
 def sgld_stages() -> Iterable[specs.StageSpec]:  # pyright: ignore[reportReturnType]
     """Stages that other pipelines may reuse. The core lists them and tests use them; a pipeline
     takes one by importing its class, so `replaces` moves the id and changes no pipeline."""

@@ -14,8 +14,12 @@ NO_LIMIT: Final = 10**9
 EMPTY: Final[Mapping[str, Any]] = {}
 NATIVE: Final = "native"
 """The backend of a pipeline that is written for its family."""
+TASKS: Final = ("text-to-image", "image-to-image", "text-to-video", "image-to-video")
+"""What a pipeline may do; each has its address in the HTTP API."""
 
 ID_PATTERN: Final = re.compile(r"[a-z][a-z0-9]*(?:[-.][a-z0-9]+)*")
+MODEL_PATTERN: Final = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*:[a-z0-9]+(?:[-.][a-z0-9]+)*")
+FOLDER_PATTERN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:\w[\w.-]*(?:/\w[\w.-]*)*")
 TARGET_PATTERN: Final = re.compile(
     r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 )
@@ -119,7 +123,7 @@ class PipelineSpec(NamedTuple):
     params: str
     """A torch-free `sgld.params.sampling.SamplingParams` subclass."""
     tasks: tuple[str, ...]
-    """`text-to-image`, `image-to-image`, `text-to-video`, `image-to-video`."""
+    """Some of `TASKS`: `text-to-image`, `image-to-image`, `text-to-video`, `image-to-video`."""
     claims: Claims
     """How its checkpoints are recognised."""
     components: Mapping[str, str] = EMPTY
@@ -153,6 +157,28 @@ class PipelineSpec(NamedTuple):
     """The distribution or plugin whose record with this id it takes the place of."""
     retired: str = ""
     """Last version of the distribution that still had it; a tombstone."""
+
+
+class ModelSpec(NamedTuple):
+    """A checkpoint that a distribution carries, so that it runs without a download.
+
+    Where just one is installed, `sgld serve` and `sgld generate` use it when no model is named.
+    """
+
+    id: str
+    """What `--model-path` calls it: two names with a colon, such as `acme:village`."""
+    pipeline: str
+    """Id of the pipeline that serves it."""
+    folder: str
+    """The checkpoint's folder inside an importable package, `package:folder/in/it`."""
+    defaults: Mapping[str, Any] = EMPTY
+    """Parameter → value; they go before the presets of the pipeline."""
+    picture: str = ""
+    """File in the folder that a request or session begins with when it names no picture, for a
+    pipeline that begins with one."""
+    summary: str = ""
+    """One line for lists."""
+    replaces: str = ""
 
 
 class StageSpec(NamedTuple):

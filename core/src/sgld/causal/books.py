@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sgld.causal.asking import seen
 from sgld.causal.errors import SnapshotError, StateError
 from sgld.causal.policies import Frame, Policy
 from sgld.causal.positions import Positions
@@ -87,10 +88,10 @@ class Books(NamedTuple):
         before: Sequence[Frame] = self.kept
         if chunk:
             before = [frame for frame in self.kept if frame.index < chunk[0].index]
-            before = policy.visible(before, chunk)
-        seen = (*before, *chunk)
-        places = rule.seen(seen)
-        rows = sorted(zip((self.slots[f.index] for f in seen), places, strict=True))
+            before = seen(policy, before, chunk)
+        sighted = (*before, *chunk)
+        places = rule.seen(sighted)
+        rows = sorted(zip((self.slots[f.index] for f in sighted), places, strict=True))
         stretches = runs(slot for slot, _ in rows)
         query = places[len(places) - len(chunk) :]
         return Sight(stretches, tuple(place for _, place in rows), query)

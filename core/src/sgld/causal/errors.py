@@ -9,7 +9,8 @@ class StateError(SgldError, ValueError):
     """Causal state was used in a way it cannot serve; nothing has changed.
 
     Codes: `cache_misuse` (calls in a wrong order or of a wrong shape), `history_full` (the frames
-    do not fit into what the policy keeps), `not_remembered` (a rollback further than `undo`).
+    do not fit into what the policy keeps), `not_remembered` (a rollback further than `undo`),
+    `policy_answer` (a policy returned what it must not).
     """
 
     code = "cache_misuse"

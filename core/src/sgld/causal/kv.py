@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from sgld.causal.asking import gone
 from sgld.causal.books import Books, Run, runs
 from sgld.causal.cache import CausalCache
 from sgld.causal.errors import SnapshotError, StateError
@@ -72,7 +73,7 @@ class KvCache(CausalCache):
         if frames < 1 or shot < 0:
             raise StateError(f"frames={frames}, shot={shot}: a chunk has 1 frame or more.")
         chunk = books.coming(frames, shot, self.position_rule)
-        left = books.without(self.policy.drop(books.kept, chunk))
+        left = books.without(gone(self.policy, "drop", books.kept, chunk))
         if len(left.kept) + frames > self.policy.capacity:
             raise StateError(
                 f"frames={frames}: {len(left.kept)} frames stay, and {self.policy!r} has room for "
@@ -98,7 +99,8 @@ class KvCache(CausalCache):
         opened, books = self._opened("clean"), self._books
         if opened.new:
             kept = books.kept[: -len(opened.frames)]
-            self._books = books.without(self.policy.drop_for_clean(kept, opened.frames))
+            forgotten = gone(self.policy, "drop_for_clean", kept, opened.frames)
+            self._books = books.without(forgotten)
             self._look()
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:

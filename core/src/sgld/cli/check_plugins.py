@@ -7,13 +7,21 @@ from typing import Annotated
 
 import typer
 
+from sgld.api.errors import UserError
 from sgld.cli.quiet import write, write_json
 
 
 def check_plugins(
     name: Annotated[str, typer.Argument(help="Only this plugin or distribution.")] = "",
     deep: Annotated[
-        bool, typer.Option("--deep", help="Import every target and compare it with its contract.")
+        bool,
+        typer.Option(
+            "--deep",
+            help="Import every target and compare it with its contract; done anyway with NAME.",
+        ),
+    ] = False,
+    no_deep: Annotated[
+        bool, typer.Option("--no-deep", help="With NAME: import no target; faster.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when there are notes.")] = False,
     timeout: Annotated[
@@ -32,10 +40,12 @@ def check_plugins(
     from sgld.plugins.doctor import show
     from sgld.plugins.doctor.check import check
 
+    if deep and no_deep:
+        raise UserError("--deep and --no-deep exclude each other.", remedy="Give one of them.")
     report = check(
         os.environ,
         name=name,
-        deep=deep,
+        deep=deep or bool(name and not no_deep),
         timeout=_seconds(timeout),
         prefer=parse_prefer(prefer or ()),
     )

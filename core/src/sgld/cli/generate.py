@@ -23,6 +23,7 @@ from sgld.cli.flags import EXTRA, FlagCommand, flag_layer, with_options
 from sgld.cli.progress import make_reporter
 from sgld.cli.quiet import quiet_stdout
 from sgld.cli.signals import Terminated, terminable
+from sgld.cli.unnamed import with_model
 from sgld.params.merge import Layer
 from sgld.params.output import OutputOptions
 from sgld.params.sampling import Guided, ImageParams, TakesImage, VideoParams
@@ -196,13 +197,14 @@ def _run(
     from sgld.cli import showing
     from sgld.cli.settings import gather
 
+    layers, note = with_model(layers)
     settings = gather(layers, plan_model, SWITCHES, sketch=sketch_model)
     with closing(settings.plan):
         if print_config or dry_run:
             show = showing.config if print_config else showing.dry_run
             typer.echo(show(settings, as_json=as_json))
             return 0
-        return _generate_all(settings, quiet=quiet, as_json=as_json)
+        return _generate_all(settings, note, quiet=quiet, as_json=as_json)
 
 
 @contextmanager
@@ -235,7 +237,7 @@ def _leave(before: set[threading.Thread], code: int) -> None:
         os._exit(code)
 
 
-def _generate_all(settings: Settings, *, quiet: bool, as_json: bool) -> int:
+def _generate_all(settings: Settings, note: str, *, quiet: bool, as_json: bool) -> int:
     from sgld.cli.logs import log_to_stderr
     from sgld.cli.running import Run
 
@@ -244,8 +246,9 @@ def _generate_all(settings: Settings, *, quiet: bool, as_json: bool) -> int:
     with make_reporter(console, quiet=quiet, total=len(settings.requests)) as reporter:
         for line in settings.plan.warnings:
             reporter.say(f"warning: {line}")
-        for note in settings.notes:
-            reporter.say(f"note: {note}")
+        for line in (note, *settings.notes):
+            if line:
+                reporter.say(f"note: {line}")
         reporter.say(f"lock: {settings.plan.lock.line()}")
         with _opened(settings.plan, reporter.loading) as model:
             tally = Run(settings, reporter, as_json=as_json).drive(model)

@@ -48,6 +48,12 @@ def list_models(json: AsJson = False) -> None:
         write(report.table(("PIPELINE", "DISTRIBUTION", "TASKS", "SUMMARY"), rows))
     else:
         write("No plugin that serves models is in use; for example: pip install sgld-wan")
+    if catalog.models:
+        carried = [
+            (name, entry.owner, entry.spec.pipeline, entry.spec.summary or "-")
+            for name, entry in catalog.models.items()
+        ]
+        write("\n" + report.table(("MODEL", "DISTRIBUTION", "PIPELINE", "SUMMARY"), carried))
     line = report.summary_line(catalog)
     if line:
         typer.echo(f"warning: {line}", err=True)

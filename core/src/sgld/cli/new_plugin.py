@@ -14,7 +14,11 @@ def new_plugin(
         str, typer.Argument(help="pipeline, realtime, attention, kernel, platform or cache.")
     ],
     name: Annotated[
-        str, typer.Argument(help="Of the distribution and of the plugin: words joined by '-'.")
+        str,
+        typer.Argument(
+            help="Of the distribution and of the plugin: words joined by '-', such as acme-video; "
+            "at most 32 characters, and not 'sgld-...', which is for sgld's own."
+        ),
     ],
     into: Annotated[
         str, typer.Option("--into", help="The folder that the folder NAME is made in.")

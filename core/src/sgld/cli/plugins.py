@@ -104,7 +104,8 @@ def why(
         bool, typer.Option("--platform", help="Which device family is taken.")
     ] = False,
     cache: Annotated[
-        str, typer.Option("--cache", help="Which cache policies this pipeline takes.")
+        str,
+        typer.Option("--cache", help="Which cache policies this pipeline (or tiny:NAME) takes."),
     ] = "",
     device: Annotated[
         str, typer.Option("--device", help="With --op: for this platform, here or not.")

@@ -14,7 +14,7 @@ from sgld.api.errors import ParameterError, SgldError
 from sgld.cli.parts import Parts
 from sgld.cli.progress import Reporter
 from sgld.cli.settings import Settings
-from sgld.cli.signals import stop_on_signals
+from sgld.cli.signals import Stop, stop_on_signals
 from sgld.media import saving
 from sgld.media.names import reserve
 from sgld.media.writing import write_bytes
@@ -50,16 +50,17 @@ class Run:
         self._parts = Parts(settings.output.params)
         self._given_up: set[str] = set()
         self._to_cancel: list[str] = []
+        self._stop = Stop()
 
     def drive(self, model: Any) -> Tally:
         """Run until every request has ended; Ctrl-C and SIGTERM cancel those that have not."""
         try:
-            with stop_on_signals(lambda: self._cancel(model)) as stop:
+            with stop_on_signals(lambda: self._cancel(model)) as self._stop:
                 for event in model.run(self.settings.requests):
                     self.handle(event)
                     while self._to_cancel:
                         model.cancel(self._to_cancel.pop())
-                self.tally.signal = stop.signal
+                self.tally.signal = self._stop.signal
         finally:
             self._parts.discard()
         return self.tally
@@ -76,7 +77,11 @@ class Run:
             return
         label = f"[{self._numbers[event.request_id] + 1}/{len(self._numbers)}]"
         self.reporter.event(event, label)
-        if event.kind == "output" and event.output is not None:
+        if event.kind == "output" and self._stop.signal:
+            # A call is not interrupted, and after the last one the engine has nothing to cancel.
+            self._given_up.add(event.request_id)
+            self._cancelled(event.request_id)
+        elif event.kind == "output" and event.output is not None:
             self._save(event.request_id, event.output, label)
         elif event.kind == "preview" and event.latents is not None:
             self._save_preview(event)
@@ -85,11 +90,14 @@ class Run:
         elif event.kind == "failed":
             self._fail(event.request_id, event.code, event.message, label)
         elif event.kind == "cancelled":
-            self._parts.discard(event.request_id)
-            self.tally.cancelled.add(event.request_id)
-            self._result(event.request_id, {"event": "cancelled"})
+            self._cancelled(event.request_id)
         elif event.kind == "done" and event.request_id not in self.tally.failed:
             self.tally.done.add(event.request_id)
+
+    def _cancelled(self, request_id: str) -> None:
+        self._parts.discard(request_id)
+        self.tally.cancelled.add(request_id)
+        self._result(request_id, {"event": "cancelled"})
 
     def _save(self, request_id: str, output: Output, label: str) -> None:
         options = self.settings.output.params

@@ -10,6 +10,7 @@ import typer
 
 from sgld.api.errors import ParameterError, SgldError
 from sgld.cli.flags import EXTRA, FlagCommand, flag_layer, with_options
+from sgld.cli.unnamed import with_model
 from sgld.params.merge import Layer, build, distinct, env_layer, split
 from sgld.params.server import ServerOptions
 from sgld.params.serving import ServingOptions
@@ -40,6 +41,9 @@ def _serve(
 
     try:
         layers = _layers(values, ctx.meta.get(EXTRA, []), model, config)
+        layers, note = with_model(layers)
+        if note:
+            typer.echo(note, err=True)
         code = _run(layers, print_config=print_config)
     except SgldError as error:
         show_error(error)

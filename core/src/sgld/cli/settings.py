@@ -158,7 +158,7 @@ def _complete(
     problems = list(problems)
     shares, unknown = split(layers, (ServingOptions, OutputOptions, cls), switches)
     unknown = [problem if problem.remedy else _unknown(problem) for problem in unknown]
-    prepared = _attempt(lambda: prepare(cls, [*shares[2], model.preset_layer]), problems) or []
+    prepared = _attempt(lambda: prepare(cls, [*shares[2], model.local_layer]), problems) or []
     images = _images(prepared, late)
     fitted = [
         fit_to_images(one, [_size(images[path]) for path in one.image_paths if path in images])

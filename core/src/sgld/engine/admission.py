@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sgld.api.errors import RequestError
 from sgld.engine.causal import CausalPipeline, EachChunk
 from sgld.engine.entries import Entry
-from sgld.engine.pipeline import Pipeline
+from sgld.engine.pipeline import Pipeline, stages_of
 from sgld.engine.sessions.budget import Budget, shown
 
 
@@ -83,7 +83,7 @@ class Line:
         pipeline, budget = self._pipeline, self._budget
         if budget is None or not isinstance(pipeline, CausalPipeline):
             return 0
-        if not any(isinstance(stage, EachChunk) for stage in pipeline.stages(params)):
+        if not any(isinstance(stage, EachChunk) for stage in stages_of(pipeline, "stages", params)):
             return 0  # a family may have ordinary jobs as well
         needed = pipeline.state_bytes(params)
         if needed > budget.total:

@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from sgld.api import features
+from sgld.engine.cache_policy import check_policy
 from sgld.engine.causal import CausalPipeline
 from sgld.engine.engine import Engine, EngineSettings
 from sgld.engine.kernels import bind_ops
@@ -54,6 +55,7 @@ def build_engine(
     options, entry = plan.options, plan.recognition.entry
     platform = platform or open_platform(plan)
     pipeline_class: type[Pipeline] = load_target(entry.spec.target, entry)
+    check_policy(plan.cache_policy)
     modes = cast("Mapping[str, Mode]", plan.residency)
     loader = Loader(
         files=plan.files,

@@ -10,11 +10,55 @@ import inspect
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from sgld.api.errors import FeatureError
+from sgld.api.errors import FeatureError, PluginError
 from sgld.api.specs import CacheSpec
 from sgld.causal.policies import Policy
 from sgld.plugins.catalog import load_target
+from sgld.plugins.failures import failure
 from sgld.plugins.resolve import Entry
+
+
+def check_policy(chosen: Entry[CacheSpec] | None) -> None:
+    """Refuse a policy that can never be made, before anything waits for the weights.
+
+    Raises PluginError (SGLD-P007): the target does not import, or is not what the contract says.
+    """
+    if chosen is None:
+        return
+    maker = load_target(chosen.spec.target, chosen)
+    if isinstance(maker, type):
+        wrong = _no_policy(maker, f"is class {maker.__qualname__}")
+        left = sorted(getattr(maker, "__abstractmethods__", ()))
+        if not wrong and left:
+            wrong = f"is class {maker.__qualname__}, which does not implement {', '.join(left)}"
+    else:
+        # A function can be judged by what it makes only: see `make_policy`.
+        wrong = "" if callable(maker) else f"is {maker!r:.60}, which cannot be called"
+    if wrong:
+        raise _bad_policy(chosen.spec.target, chosen, f"{wrong}.")
+
+
+def _no_policy(cls: type[Any], what: str) -> str:
+    """What keeps a class from being a policy; empty when nothing does."""
+    if issubclass(cls, Policy):
+        return ""
+    wanted = sorted(name for name in vars(Policy) if not name.startswith("_"))
+    lacks = [name for name in wanted if not hasattr(cls, name)]
+    names = f" and lacks {', '.join(lacks)}" if lacks else ""
+    return f"{what}, which is not derived from sgld.causal.policies.Policy{names}"
+
+
+def _bad_policy(target: str, entry: Entry[CacheSpec] | None, wrong: str) -> PluginError:
+    owner = entry or Entry(None, "sgld", "", "")
+    named = f"cache {entry.spec.id!r}: " if entry else ""
+    row = failure(
+        "SGLD-P007",
+        owner.plugin,
+        f"{named}target {target!r} {wrong}",
+        dist=owner.dist,
+        version=owner.version,
+    )
+    return PluginError(str(row), failures=(row,), remedy="Correct the target.")
 
 
 def make_policy(which: Entry[CacheSpec] | str, **settings: Any) -> Policy:
@@ -27,7 +71,7 @@ def make_policy(which: Entry[CacheSpec] | str, **settings: Any) -> Policy:
     Raises:
         FeatureError: a setting that the policy does not have, or one that it needs is missing.
         ParameterError: a value that the policy refuses.
-        PluginError: the target cannot be imported.
+        PluginError: the target cannot be imported, or makes no `Policy`.
     """
     entry = None if isinstance(which, str) else which
     name = which if isinstance(which, str) else which.spec.id
@@ -51,7 +95,10 @@ def make_policy(which: Entry[CacheSpec] | str, **settings: Any) -> Policy:
             f"cache policy {name!r} {' and '.join(wrong)}.",
             remedy=f"Its settings: {', '.join(known)}.",
         )
-    return maker(**given)
+    made = maker(**given)
+    if wrong := _no_policy(type(made), f"makes an object of class {type(made).__qualname__}"):
+        raise _bad_policy(target, entry, f"{wrong}.")
+    return made
 
 
 def remake(chosen: Entry[CacheSpec] | None, own: Policy) -> Policy:

@@ -19,7 +19,7 @@ from sgld.causal.blocks import BlockPlan, Chunk
 from sgld.engine.call import StageRun
 from sgld.engine.delivery import to_pixels
 from sgld.engine.job import Job
-from sgld.engine.pipeline import Pipeline
+from sgld.engine.pipeline import Pipeline, stages_of
 from sgld.engine.stage import Stage
 from sgld.plugins.resolve import Entry
 
@@ -120,7 +120,7 @@ class EachChunk(Stage):
         pipeline, params, slots = self._pipeline, job.params, job.slots
         slots.undo = 0
         try:
-            yield from _each(pipeline.open_stages(params), job)
+            yield from _each(stages_of(pipeline, "open_stages", params), job)
             slots.state.opened()
             job.generator = slots.state.generator
             plan = left_over(pipeline.plan(params), slots.state.next_frame)
@@ -130,14 +130,14 @@ class EachChunk(Stage):
             for chunk in plan.chunks():
                 slots.chunk = chunk._replace(first=slots.state.next_frame)
                 slots.controls = pipeline.controls(params, chunk.index)
-                yield from _each(pipeline.chunk_stages(params), job)
-                yield from _each(pipeline.frame_stages(params), job)
+                yield from _each(stages_of(pipeline, "chunk_stages", params), job)
+                yield from _each(stages_of(pipeline, "frame_stages", params), job)
                 if job.request.want_latents:
                     kept.append(slots.latents)
                 pieces.append(_pixels(job))
                 job.hand_out(chunk.index + 1, plan.count, pieces[-1])
                 if chunk.index + 1 < plan.count:
-                    yield from _each(pipeline.commit_stages(params), job)
+                    yield from _each(stages_of(pipeline, "commit_stages", params), job)
                     slots.state.advance(slots.chunk)
         finally:
             if "state" in slots:

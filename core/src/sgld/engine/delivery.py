@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgld.engine.pipeline import Pipeline
+from sgld.engine.pipeline import Pipeline, media_of
 from sgld.engine.running import Running
 from sgld.messages import Output
 
@@ -20,7 +20,7 @@ def make_output(pipeline: Pipeline, running: Running, began: float) -> Output:
     """
     job = running.job
     begin = time.perf_counter()
-    media = pipeline.media(job)
+    media = media_of(pipeline, job)
     job.finite.note(media.frames, 0)
     job.finite.check(running.stage)
     pixels = to_pixels(media.frames)

@@ -30,7 +30,7 @@ from sgld.engine.faults import as_request_error
 from sgld.engine.forwards import Forwards, Member
 from sgld.engine.job import Job
 from sgld.engine.memo import Memo
-from sgld.engine.pipeline import Pipeline
+from sgld.engine.pipeline import Pipeline, stages_of
 from sgld.engine.residency.store import ComponentStore
 from sgld.engine.running import Running
 from sgld.engine.sessions.answers import refusal
@@ -236,7 +236,7 @@ class Engine:
         entry = item.entry
         running: Running | None = None
         try:
-            stages = list(self._pipeline.stages(entry.params))
+            stages = stages_of(self._pipeline, "stages", entry.params)
             check_chain(stages)
             job = Job(
                 id=f"{entry.request.id}#{item.index}",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
+from sgld.api.errors import RequestError
 from sgld.engine.job import Job
 from sgld.engine.stage import Stage
 
@@ -78,3 +79,41 @@ class Pipeline(ABC):
     def used(self, job: Job) -> Mapping[str, Any]:
         """Parameters that the request left to the checkpoint, as they really were; JSON values."""
         return {}
+
+
+def stages_of(pipeline: Pipeline, method: str, params: Any) -> list[Stage]:
+    """What `pipeline.stages(params)` gives, or another `method` that answers with stages.
+
+    Raises RequestError when that is no sequence of stages.
+    """
+    given: Any = getattr(pipeline, method)(params)
+    stages = list(given) if isinstance(given, Iterable) else [given]
+    for each in stages:
+        if not isinstance(each, Stage):
+            what = f"{given!r:.60}" if each is given else f"{each!r:.60} among its stages"
+            raise _wrong(pipeline, method, what, "a sequence of sgld.engine.stage.Stage")
+    return stages
+
+
+def media_of(pipeline: Pipeline, job: Job) -> Media:
+    """What `pipeline.media(job)` gives.
+
+    Raises RequestError when that is no `Media` with frames [F, H, W, 3].
+    """
+    media: Any = pipeline.media(job)
+    if not isinstance(media, Media):
+        raise _wrong(pipeline, "media", f"{media!r:.60}", "a sgld.engine.pipeline.Media")
+    frames: Any = media.frames
+    if not isinstance(frames, torch.Tensor):
+        raise _wrong(pipeline, "media", f"frames {frames!r:.60}", "a tensor [F, H, W, 3] of them")
+    if frames.ndim != 4 or frames.shape[-1] != 3:
+        shape = list(frames.shape)
+        raise _wrong(pipeline, "media", f"frames of shape {shape}", "frames as [F, H, W, 3]")
+    return media
+
+
+def _wrong(pipeline: Pipeline, method: str, what: str, wanted: str) -> RequestError:
+    return RequestError(
+        f"pipeline {type(pipeline).__qualname__}: {method}() returned {what}.",
+        remedy=f"It must return {wanted}.",
+    )

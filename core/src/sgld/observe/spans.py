@@ -86,7 +86,7 @@ class SpanTrace(RequestTrace):
         return carrier
 
     def event(self, event: Event) -> None:
-        now = time.time_ns()
+        now = int(event.at * 1e9) or time.time_ns()
         if event.kind == "queued" and self._started:
             # The engine was lost and the request starts over.
             self._span.add_event("requeued")

@@ -45,7 +45,7 @@ def prepare(
     `ParameterError` with every problem of every prompt.
     """
     prompts, layers = _take_prompts(layers)
-    images, layers = _take_images(cls, layers, len(prompts))
+    images, layers = _take_images(cls, layers, len(prompts), images_given)
     builds: list[Built[SamplingParams]] = []
     problems: list[Problem] = []
     for prompt, paths in zip(prompts, images, strict=True):
@@ -113,10 +113,13 @@ def _take_prompts(layers: Sequence[Layer]) -> tuple[list[Any], list[Layer]]:
 
 
 def _take_images(
-    cls: type[SamplingParams], layers: Sequence[Layer], prompts: int
+    cls: type[SamplingParams], layers: Sequence[Layer], prompts: int, given: int
 ) -> tuple[list[tuple[str, ...]], list[Layer]]:
-    """The pictures of each prompt. Wrong types are left in the layers for `build` to refuse."""
+    """The pictures of each prompt; that of the model itself only where none is given. Wrong types
+    are left in the layers for `build` to refuse."""
     found = _find(layers, "image_path")
+    if found is not None and found[0].kind == "preset" and given:
+        found = None
     value = as_path(found[0].values[found[1]]) if found else None
     paths = (
         (value,)

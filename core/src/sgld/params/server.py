@@ -42,6 +42,7 @@ class ServerOptions(Options):
     }
 
     host: str = option("127.0.0.1", "Address to listen on.", rule="text that is not empty")
+    open: bool = option(False, "Open the server's page in a browser.")
     port: int = option(30000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
     served_model_name: str | None = option(
         None, "Name of the model in the API; otherwise --model-id, then the name of its folder."

@@ -11,7 +11,8 @@ from sgld.platforms.probes.rocm import arch_of_gfx
 
 class RocmPlatform(Accelerator):
     """One HIP device of this process, counted after `ROCR_VISIBLE_DEVICES` and
-    `HIP_VISIBLE_DEVICES`. Its torch device is called `cuda`."""
+    `HIP_VISIBLE_DEVICES` (or, where that is not set, `CUDA_VISIBLE_DEVICES`).
+    Its torch device is called `cuda`."""
 
     id = "rocm"
     title = "ROCm"

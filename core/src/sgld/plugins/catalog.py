@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 from sgld.api import specs
@@ -17,8 +18,8 @@ from sgld.api.errors import PluginError, SgldError, UserError
 from sgld.api.specs import Failure
 from sgld.plugins import known
 from sgld.plugins.backends import AUTO
-from sgld.plugins.describe import Described, Outcome, new_manager
-from sgld.plugins.failures import failure, innermost, is_fatal
+from sgld.plugins.describe import HOOKS, Described, Outcome, new_manager, record_id
+from sgld.plugins.failures import failure, innermost, is_fatal, meant
 from sgld.plugins.find import Discovery, find, name_clash
 from sgld.plugins.match import Evidence, Files, merge_presets
 from sgld.plugins.near import failed_text, guilty
@@ -41,6 +42,7 @@ class Catalog:
         self.entries = entries
         self.platforms: Mapping[str, Entry[specs.PlatformSpec]] = entries["platform"]
         self.pipelines: Mapping[str, Entry[specs.PipelineSpec]] = entries["pipeline"]
+        self.models: Mapping[str, Entry[specs.ModelSpec]] = entries["model"]
         self.stages: Mapping[str, Entry[specs.StageSpec]] = entries["stage"]
         self.realtime: Mapping[str, Entry[specs.RealtimeSpec]] = entries["realtime"]
         self.attention: Mapping[str, Entry[specs.AttentionSpec]] = entries["attention"]
@@ -96,7 +98,7 @@ class Catalog:
             owners = [row for row in self.pipelines.values() if name in row.spec.blueprints]
             if len(owners) == 1 and not colon:
                 return owners[0], owners[0].spec.blueprints[name]
-            raise self._no_blueprint(name)
+            raise self.no_pipeline(name)
         choices = entry.spec.blueprints
         if not blueprint and not colon and name in choices:
             blueprint = name
@@ -109,7 +111,7 @@ class Catalog:
             raise unknown(f"blueprint of pipeline {name!r}", blueprint, choices)
         return entry, choices[blueprint]
 
-    def _no_blueprint(self, name: str) -> SgldError:
+    def no_pipeline(self, name: str) -> SgldError:
         """The error for a pipeline that is not there: perhaps because its plugin is broken."""
         error = unknown("pipeline", name, self.pipelines)
         blamed = guilty(self.failures, name, known.suggest("", name))
@@ -122,12 +124,9 @@ class Catalog:
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not there, with the nearest one and all of them."""
-    from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
-
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
-    remedy = f"Did you mean {near[0]!r}? " if near else ""
-    remedy += f"There are: {', '.join(names)}." if names else "There are none."
+    there = f"There are: {', '.join(names)}." if names else "There are none."
+    remedy = f"{meant(name, names)} {there}".strip()
     return UserError(f"there is no {what} {name!r}.", remedy=remedy)
 
 
@@ -265,26 +264,50 @@ def load_target(target: str, entry: Entry[Any] | None = None) -> Any:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         own = missing is not None and (module_name + ".").startswith(f"{missing}.")
         what = f"module {missing!r} is not there" if own else innermost(error)
-        raise _bad_target(target, entry, what, error) from error
+        hint = "Correct the target." if own else "Install or mend what its module imports."
+        raise _bad_target(target, entry, f"{what}.", error, hint) from error
     for part in path.split("."):
         try:
             value = getattr(value, part)
         except AttributeError as error:
-            what = f"{value!r:.60} has no attribute {part!r}"
-            raise _bad_target(target, entry, what, error) from error
+            what = f"{_holder(value)} has no {part!r}"
+            near = meant(part, dir(value))
+            what += f"; {near[0].lower()}{near[1:]}" if near else "."
+            raise _bad_target(target, entry, what, error, "Correct the target.") from error
     return value
 
 
+def _holder(value: Any) -> str:
+    """What an attribute was looked for in, in words."""
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__!r}"
+    if isinstance(value, type):
+        return f"class {value.__qualname__!r}"
+    return f"an object of class {type(value).__qualname__!r}"
+
+
+def _label(target: str, entry: Entry[Any]) -> str:
+    """Which record names a target, and in which field if not in `target`: `pipeline 'x': `."""
+    spec = entry.spec
+    kind = next((kind for kind, record in HOOKS.values() if type(spec) is record), "")
+    if not kind:
+        return ""
+    fields = [name for name in spec._fields if getattr(spec, name) == target]
+    field = f", {fields[0]}" if fields and "target" not in fields else ""
+    return f"{kind} {record_id(kind, spec)!r}{field}: "
+
+
 def _bad_target(
-    target: str, entry: Entry[Any] | None, what: str, error: BaseException
+    target: str, entry: Entry[Any] | None, what: str, error: BaseException, hint: str
 ) -> PluginError:
     owner = entry or Entry(None, "sgld", "", "")
     row = failure(
         "SGLD-P007",
         owner.plugin,
-        f"target {target!r} cannot be used: {what}.",
+        f"{_label(target, owner)}target {target!r} cannot be used: {what}",
         dist=owner.dist,
         version=owner.version,
         cause=innermost(error),
+        hint=hint,
     )
     return PluginError(str(row), failures=(row,))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from sgld.api import specs
+from sgld.plugins.failures import meant
 from sgld.plugins.find import NAME_PATTERN
 
 Check = Callable[[Any], str]
@@ -28,7 +29,8 @@ def problems(record: Any) -> list[str]:
         value = getattr(record, field)
         if retired and field in ("target", "params", "tasks") and not value:
             continue  # a tombstone has no code any more
-        wanted = CHECKS.get(field, _anything)(value)
+        own = MODEL_CHECKS if isinstance(record, specs.ModelSpec) else CHECKS
+        wanted = own.get(field, _anything)(value)
         if wanted:
             rows.append(f"{field}={_shown(value)}: {wanted}")
     return rows
@@ -83,6 +85,17 @@ def _texts(value: Any) -> str:
 
 def _some_texts(value: Any) -> str:
     return _texts(value) or ("" if value else "must name at least one")
+
+
+def _tasks(value: Any) -> str:
+    """No route serves another task, so that a misspelled one is never served."""
+    odd = (
+        "" if _some_texts(value) else next((name for name in value if name not in specs.TASKS), "")
+    )
+    if not odd:
+        return _some_texts(value)
+    said = [f"unknown task {odd!r}.", meant(odd, specs.TASKS), f"Known: {', '.join(specs.TASKS)}"]
+    return " ".join(part for part in said if part)
 
 
 def _text_set(value: Any) -> str:
@@ -210,6 +223,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "features": _text_set,
     "file": _filled,
     "files": _texts,
+    "folder": _matches(specs.FOLDER_PATTERN, "must be 'package:folder'"),
     "help": _filled,
     "homepage": _text,
     "id": _ID,
@@ -228,6 +242,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "params": _TARGET,
     "path": _path,
     "patterns": _texts,
+    "picture": _text,
     "pipeline": _ID,
     "presets": _presets,
     "priority": _whole,
@@ -241,9 +256,15 @@ CHECKS: Final[Mapping[str, Check]] = {
     "rules": _rules,
     "summary": _text,
     "target": _TARGET,
-    "tasks": _some_texts,
+    "tasks": _tasks,
     "test": _test,
     "uses": _texts,
     "value": _anything,
     "writes": _texts,
 }
+
+MODEL_CHECKS: Final[Mapping[str, Check]] = {
+    **CHECKS,
+    "id": _matches(specs.MODEL_PATTERN, "must be two lower-case names with a colon: 'acme:one'"),
+}
+"""Those of a checkpoint, whose id is what users type as a model."""

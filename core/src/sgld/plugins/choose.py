@@ -17,11 +17,14 @@ from sgld.api.specs import (
     NO_LIMIT,
     AttentionSpec,
     CacheSpec,
+    Failure,
     KernelSpec,
     PlatformSpec,
     Requires,
 )
 from sgld.plugins.catalog import load_target
+from sgld.plugins.failures import meant
+from sgld.plugins.near import failed_text, guilty
 from sgld.plugins.probing import LIMIT_S, ask
 from sgld.plugins.resolve import Entry
 
@@ -297,7 +300,10 @@ def _check_packages(spec: PlatformSpec) -> None:
 
 
 def choose_cache(
-    entries: Mapping[str, Entry[CacheSpec]], supported: Sequence[str], prefer: str
+    entries: Mapping[str, Entry[CacheSpec]],
+    supported: Sequence[str],
+    prefer: str,
+    failures: Sequence[Failure] = (),
 ) -> Entry[CacheSpec]:
     """The cache policy that a user picked for a pipeline.
 
@@ -305,20 +311,27 @@ def choose_cache(
         entries: all policies by id.
         supported: `PipelineSpec.caches`.
         prefer: an id.
+        failures: of plugins, for one of them may be why the policy is not there.
 
     Raises:
         FeatureError: the pipeline does not support it, or no plugin brings it.
     """
     named = [name for name in supported if name != ANY_CACHE]
     allowed = sorted({*named, *entries}) if ANY_CACHE in supported else named
-    if prefer not in allowed:
+    if prefer not in allowed and ANY_CACHE not in supported:
         raise FeatureError(
             f"--cache-policy {prefer}: this model does not take it.",
             remedy=f"It takes: {', '.join(allowed) or 'none, for it keeps no history'}.",
         )
     if prefer not in entries:
+        usable = [name for name in allowed if name in entries]
+        takes = f"It takes: {', '.join(usable) or 'none that is installed'}."
+        told = failed_text(guilty(failures, prefer, ()) or failures)
+        list_hint = "" if told else "`sgld plugins list` shows the plugins that are there."
         raise FeatureError(
             f"--cache-policy {prefer}: no usable plugin brings it.",
-            remedy="`sgld plugins list` says which plugins are there and what is wrong with them.",
+            remedy=" ".join(
+                part for part in (meant(prefer, usable), takes, told, list_hint) if part
+            ),
         )
     return entries[prefer]

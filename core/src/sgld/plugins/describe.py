@@ -23,14 +23,16 @@ from sgld.api.contracts import CONTRACTS
 from sgld.api.specs import Failure
 from sgld.plugins.capture import Head
 from sgld.plugins.check import problems
-from sgld.plugins.failures import failure, innermost, shown
-from sgld.plugins.find import Found
+from sgld.plugins.failures import failure, innermost, meant, shown
+from sgld.plugins.find import EXTERNAL, Found
 from sgld.plugins.importing import Fault, guard, import_plugin, version_in
+from sgld.plugins.register import register
 from sgld.plugins.surroundings import Surroundings
 
 HOOKS: Final[Mapping[str, tuple[str, type[Any]]]] = {
     "sgld_platforms": ("platform", specs.PlatformSpec),
     "sgld_pipelines": ("pipeline", specs.PipelineSpec),
+    "sgld_models": ("model", specs.ModelSpec),
     "sgld_stages": ("stage", specs.StageSpec),
     "sgld_realtime": ("realtime", specs.RealtimeSpec),
     "sgld_attention": ("attention", specs.AttentionSpec),
@@ -46,6 +48,7 @@ HOOKS: Final[Mapping[str, tuple[str, type[Any]]]] = {
 KINDS: Final = tuple(kind for kind, _ in HOOKS.values())
 HEAVY: Final = ("torch", "transformers", "diffusers", "numpy")
 SLOW_MS: Final = 500.0
+CORRECT: Final = "Its author has to correct the record; none of the plugin's is used until then."
 MOST_RECORDS: Final = 10_000
 """More records than any plugin has; a generator that never ends must not hang the command line."""
 
@@ -125,7 +128,6 @@ def describe(
 
 
 def _row(found: Found, fault: Fault) -> Failure:
-    hint = fault.hint or f"Leave it out with SGLD_PLUGINS=-{found.name}."
     return failure(
         fault.code,
         found.name,
@@ -133,8 +135,18 @@ def _row(found: Found, fault: Fault) -> Failure:
         dist=found.dist,
         version=found.version,
         cause=fault.cause,
-        hint=hint,
+        hint=fault.hint or _hint(found, fault.code),
     )
+
+
+def _hint(found: Found, code: str) -> str:
+    """For a fault without a remedy of its own."""
+    leave = f"leave it out with SGLD_PLUGINS=-{found.name}"
+    if found.source == "local":
+        leave = f"take it out of {EXTERNAL[0]}"
+    if code == "SGLD-P001":
+        return f"{leave[0].upper()}{leave[1:]}."
+    return f"Its author has to correct the hook; until then, {leave}."
 
 
 def _heavy(found: Found, names: list[str]) -> Failure:
@@ -153,7 +165,7 @@ def _describe(
 ) -> Described:
     module = import_plugin(found)
     step("describe")
-    _register(module, manager)
+    register(module, manager)
     try:
         plugin = _who(found, module, manager)
         found = found._replace(name=plugin.name, version=found.version or version_in(module))
@@ -175,20 +187,6 @@ def _describe(
     return Described(found, plugin, records)
 
 
-def _register(module: ModuleType, manager: pluggy.PluginManager) -> None:
-    try:
-        manager.register(module)
-        manager.check_pending()
-    except (pluggy.PluginValidationError, ValueError) as error:
-        if manager.is_registered(module):
-            manager.unregister(module)
-        text = " ".join(str(error).split())
-        hint = f"Known hooks: sgld_plugin, {', '.join(HOOKS)}; none takes an argument."
-        raise Fault(
-            "SGLD-P002", f"a hook is not one that the core calls: {text}", hint=hint
-        ) from error
-
-
 def _call(module: ModuleType, manager: pluggy.PluginManager, hook: str) -> list[Any]:
     """What this module's own implementations of one hook return, one value each.
 
@@ -208,16 +206,22 @@ def _call(module: ModuleType, manager: pluggy.PluginManager, hook: str) -> list[
 def _who(found: Found, module: ModuleType, manager: pluggy.PluginManager) -> specs.Plugin:
     values = _call(module, manager, "sgld_plugin")
     if len(values) != 1 or not isinstance(values[0], specs.Plugin):
+        if values == [None]:
+            raise _silent("sgld_plugin", "return")
         got = ", ".join(type(value).__name__ for value in values) or "nothing"
-        raise Fault("SGLD-P003", f"sgld_plugin must return one Plugin record; got {got}.")
+        hint = "Write a function sgld_plugin, marked with hookimpl, that returns one."
+        raise Fault(
+            "SGLD-P003", f"sgld_plugin must return one Plugin record; got {got}.", hint=hint
+        )
     plugin = values[0]
     rows = problems(plugin)
     if rows:
-        raise Fault("SGLD-P003", f"its Plugin record is wrong: {'; '.join(rows)}")
+        raise Fault("SGLD-P003", f"its Plugin record is wrong: {'; '.join(rows)}.", hint=CORRECT)
     if found.source != "local" and plugin.name != found.name:
         raise Fault(
             "SGLD-P003",
             f"its entry point is named {found.name!r} but its Plugin record {plugin.name!r}.",
+            hint="Its author should give both the same name.",
         )
     return plugin
 
@@ -225,11 +229,11 @@ def _who(found: Found, module: ModuleType, manager: pluggy.PluginManager) -> spe
 def _check_contracts(found: Found, plugin: specs.Plugin) -> None:
     for kind, version in plugin.contracts.items():
         if kind not in CONTRACTS:
-            known = ", ".join(CONTRACTS)
+            remedy = meant(kind, CONTRACTS) or "Install a newer sgld-core."
             raise Fault(
                 "SGLD-P004",
                 f"it speaks a contract {kind!r} that sgld-core {__version__} does not know.",
-                hint=f"Install a newer sgld-core; this one knows {known}.",
+                hint=f"{remedy} This one knows {', '.join(CONTRACTS)}.",
             )
         low, high = CONTRACTS[kind]
         if not low <= version <= high:
@@ -250,11 +254,14 @@ def _collect(
     kind, wanted = HOOKS[hook]
     rows: list[Any] = []
     for value in _call(module, manager, hook):
+        if value is None:
+            raise _silent(hook, "return or yield")
         if isinstance(value, str | bytes | wanted) or not isinstance(value, Iterable):
             raise Fault(
                 "SGLD-P003",
                 f"{hook} must return several {wanted.__name__} records (a list or a generator), "
                 f"not one {type(value).__name__}.",
+                hint=f"Write `yield`, or return a list of {wanted.__name__} records.",
             )
         items = cast("Iterable[Any]", value)
         rows.extend(guard(hook, "SGLD-P003", partial(_take, items)))
@@ -265,9 +272,17 @@ def _collect(
         _check_record(found, hook, wanted, row)
         key = record_id(kind, row)
         if key in seen:
-            raise Fault("SGLD-P003", f"{hook} gives two records with the id {key!r}.")
+            raise Fault("SGLD-P003", f"{hook} gives two records with the id {key!r}.", hint=CORRECT)
         seen.add(key)
     return tuple(rows)
+
+
+def _silent(hook: str, missing: str) -> Fault:
+    return Fault(
+        "SGLD-P003",
+        f"{hook} returned nothing: a {missing} is missing.",
+        hint="Let it give its records.",
+    )
 
 
 def _take(items: Iterable[Any]) -> list[Any]:
@@ -279,10 +294,12 @@ def _check_record(found: Found, hook: str, wanted: type[Any], row: Any) -> None:
         raise Fault(
             "SGLD-P003",
             f"{hook} must give {wanted.__name__} records; got {type(row).__name__} {row!r:.80}.",
+            hint=CORRECT,
         )
     faults = problems(row)
     if getattr(row, "replaces", "") == "*" and found.source != "local":
         faults.append("replaces='*': only a local package may; name the distribution to replace")
     if faults:
         label = getattr(row, "id", "") or getattr(row, "name", "") or getattr(row, "path", "")
-        raise Fault("SGLD-P003", f"{hook}: record {label!r} is wrong: {'; '.join(faults)}")
+        text = f"{hook}: record {label!r} is wrong: {'; '.join(faults)}."
+        raise Fault("SGLD-P003", text, hint=CORRECT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from sgld.api.specs import Failure
@@ -17,11 +17,15 @@ class Code(NamedTuple):
 
 CODES: Final[Mapping[str, Code]] = {
     "SGLD-P001": Code("import", "The plugin's module does not import, or leaves the process."),
-    "SGLD-P002": Code("register", "A hook is unknown or asks for an argument it is not given."),
+    "SGLD-P002": Code(
+        "register", "A hook is unknown, not marked, or asks for an argument it is not given."
+    ),
     "SGLD-P003": Code(
         "describe", "A hook raised or returned something that is not a valid record."
     ),
-    "SGLD-P004": Code("contract", "A contract version is outside the range of this core."),
+    "SGLD-P004": Code(
+        "contract", "A contract version is outside the range of this core, or fits no record."
+    ),
     "SGLD-P005": Code("resolve", "Two plugins claim one name or id; neither is used."),
     "SGLD-P006": Code("resolve", "Something is named that is not there; a note only."),
     "SGLD-P007": Code("activate", "A target does not import or is not what the contract says."),
@@ -88,6 +92,14 @@ def shown(value: object) -> str:
         return " ".join(str(value).split())
     except Exception as error:
         return f"(its text cannot be shown: {type(error).__name__})"
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """`Did you mean ...?` with the name that is nearest, or an empty text."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
+
+    near = get_close_matches(name, sorted(names), n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def innermost(error: BaseException) -> str:

@@ -23,6 +23,7 @@ EXTERNAL: Final = ("SGLD_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_MODEL_PACKAGE
 NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 MODULE_PATTERN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 BUILTIN: Final = "builtin"
+BUILTIN_MODULE: Final = "sgld.builtin"
 
 Source = Literal["builtin", "installed", "local"]
 
@@ -101,7 +102,7 @@ def find(environ: Mapping[str, str], path: Sequence[str] | None = None) -> Disco
 
 def _builtin() -> Found:
     """The core's own plugin: always there, also when its metadata is stale or missing."""
-    return Found(BUILTIN, "sgld.builtin", CORE, __version__, "builtin")
+    return Found(BUILTIN, BUILTIN_MODULE, CORE, __version__, "builtin")
 
 
 def _is_builtin(row: Declared) -> bool:

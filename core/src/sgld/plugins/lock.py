@@ -22,6 +22,7 @@ from sgld.api.specs import Failure
 from sgld.plugins.catalog import Catalog, build
 from sgld.plugins.failures import failure
 from sgld.plugins.find import BUILTIN, Discovery, Found, Source
+from sgld.plugins.lock_shape import misshapen
 from sgld.plugins.scan import versions_of
 
 ADAPTER: Final = "realtime"
@@ -85,15 +86,18 @@ class Lock(NamedTuple):
     def from_json(cls, text: str) -> Lock:
         """Read a lock; raises PluginError (SGLD-P011) when it is damaged or was edited."""
         try:
-            plain = cast("dict[str, Any]", json.loads(text))
-            stated: str = plain.pop("digest")
-            plain["plugins"] = tuple(Found(**row) for row in plain["plugins"])
-            plain["features"] = tuple(plain["features"])
-            lock = cls._make(plain[field] for field in cls._fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            plain = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise disagree(
                 [f"the lock cannot be read ({type(error).__name__}: {error})"]
             ) from error
+        wrong = misshapen(plain)
+        if wrong:
+            raise disagree([f"the lock cannot be read ({'; '.join(wrong)})"])
+        stated: str = plain.pop("digest")
+        plain["plugins"] = tuple(Found(**row) for row in plain["plugins"])
+        plain["features"] = tuple(plain["features"])
+        lock = cls(**plain)
         if stated != lock.digest:
             raise disagree([f"the lock's digest is {stated}, its content gives {lock.digest}"])
         return lock
@@ -185,14 +189,20 @@ def compare(lock: Lock) -> tuple[Catalog, list[str]]:
             wrong.append(
                 f"{row.dist} is {here[row.dist] or 'missing'} here, {row.version} in the lock"
             )
+    gone = {row for row in installed if not here[row.dist]}
     # A package without metadata tells its version itself.
-    found = [row._replace(version="") if row.source == "local" else row for row in lock.plugins]
+    found = [
+        row._replace(version="") if row.source == "local" else row
+        for row in lock.plugins
+        if row not in gone
+    ]
     catalog = build(Discovery(tuple(found), (), ()), lock.prefer)
     states = {row.name: row for row in catalog.plugins}
     for row in lock.plugins:
         state = states.get(row.name)
         if state is None or state.state == "failed":
             reason = state.reason if state is not None else "it has another name here"
+            reason = "it is not installed" if row in gone else reason
             wrong.append(f"plugin {row.name} is not usable here: {reason}")
         elif row.source == "local" and state.version != row.version:
             wrong.append(

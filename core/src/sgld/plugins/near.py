@@ -62,12 +62,13 @@ def _meant(names: Iterable[str]) -> str:
 
 def guilty(failures: Iterable[Failure], name: str, dists: Sequence[str]) -> list[Failure]:
     """Failures of plugins that probably serve a model: of known distributions, and of those whose
-    name is a word of the model's."""
+    name consists of words of the model's."""
     words = set(re.split(r"[^a-z0-9]+", name.lower())) - {""}
     return [
         row
         for row in failures
-        if is_fatal(row) and (normalise(row.dist) in dists or normalise(row.plugin) in words)
+        if is_fatal(row)
+        and (normalise(row.dist) in dists or set(normalise(row.plugin).split("-")) <= words)
     ]
 
 

@@ -154,7 +154,9 @@ def why_text(answer: Answer) -> str:
     lines = [f"{answer.question} ({note})" if note else answer.question]
     if answer.rows:
         lines.append(table(("RESULT", "NAME", "DISTRIBUTION", "WHY"), answer.rows))
-    return "\n".join([*lines, *([answer.text] if answer.text else [])])
+    lines += [answer.text] if answer.text else []
+    lines += [f"not usable: {row}" for row in answer.facts.get("failed_plugins", ())]
+    return "\n".join(lines)
 
 
 def pipeline_json(entry: Entry[PipelineSpec]) -> dict[str, Any]:

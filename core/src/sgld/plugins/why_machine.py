@@ -181,10 +181,17 @@ def _devices(probe: Any) -> str:
 def why_cache(catalog: Catalog, pipeline: str) -> Answer:
     """Which cache policies a pipeline takes.
 
-    Raises UserError when there is no such pipeline.
+    Args:
+        catalog: all plugins.
+        pipeline: its id, also as `tiny:ID` or `config:ID:BLUEPRINT`.
+
+    Raises UserError when there is no such pipeline, PluginError when its plugin is broken.
     """
+    prefix, _, name = pipeline.partition(":")
+    if prefix in ("tiny", "config") and name:
+        pipeline = name.partition(":")[0]
     if pipeline not in catalog.pipelines:
-        raise unknown("pipeline", pipeline, catalog.pipelines)
+        raise catalog.no_pipeline(pipeline)
     spec = catalog.pipelines[pipeline].spec
     named = [name for name in spec.caches if name != ANY_CACHE]
     rows: list[Row] = []
@@ -203,4 +210,6 @@ def why_cache(catalog: Catalog, pipeline: str) -> Answer:
         text = f"{pipeline} chooses its own, or --cache-policy {'|'.join(offered) or 'none'}"
     else:
         text = f"{pipeline} takes no cache policy: it keeps no history, or chooses itself"
-    return Answer(f"cache policy of {pipeline}", "", text, tuple(rows))
+    failed = [str(row) for row in catalog.fatal]
+    facts = {"failed_plugins": failed} if failed else {}
+    return Answer(f"cache policy of {pipeline}", "", text, tuple(rows), facts=facts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -133,10 +133,15 @@ class EngineClient:
                     self._call(self._lose, f"The engine was lost: {error}")
                 return
             if event is not None:
-                self._hear(event)
+                self._hear([event])
 
-    def _hear(self, event: Event | SessionReport) -> None:
-        self._call(self._deliver, event)
+    def _hear(self, events: Sequence[Event | SessionReport]) -> None:
+        if events:
+            self._call(self._deliver_all, events)
+
+    def _deliver_all(self, events: Sequence[Event | SessionReport]) -> None:
+        for event in events:
+            self._deliver(event)
 
     def _deliver(self, event: Event | SessionReport) -> None:
         if isinstance(event, SessionReport):

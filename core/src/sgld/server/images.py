@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -131,7 +132,8 @@ async def _answer(
         if response_format == "b64_json":
             item["b64_json"] = await services.files(base64_of, services, output["key"])
         else:
-            item["url"] = await services.files(content_url, request, job, index, services)
+            link = partial(content_url, request, job, index, services)
+            item["url"] = await services.files(link) if services.outputs.remote else link()
         data.append(item)
     return {
         "id": job.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +29,14 @@ async def load_and_prepare(
     facts, limits = services.facts, services.limits
     if body.inputs:
         prepare_request(kind, body, facts, limits)
-    images = await load_inputs(services, body)
+    images = await load_inputs(services, kind, body)
     prepared = await asyncio.to_thread(prepare_request, kind, body, facts, limits, images)
     return prepared, images
 
 
-async def load_inputs(services: Services, body: Body) -> list[Picture]:
-    """Every input picture of a body, RGB uint8 [H, W, 3], uploads first, then addresses.
+async def load_inputs(services: Services, kind: Kind, body: Body) -> list[Picture]:
+    """Every input picture of a body, RGB uint8 [H, W, 3], uploads first, then addresses; the
+    model's own for a clip that brings none.
 
     Raises:
         ParameterError: one is no picture, too large, or must not be fetched.
@@ -46,6 +48,9 @@ async def load_inputs(services: Services, body: Body) -> list[Picture]:
     for field, url in body.urls:
         data = await fetch_media(url, policy=services.policy, field=field)
         images.append(await _decode(data, field, services))
+    if not images and services.facts.picture and kind == "video":
+        data = await asyncio.to_thread(Path(services.facts.picture).read_bytes)
+        images.append(await _decode(data, "input_reference", services))
     return images
 
 

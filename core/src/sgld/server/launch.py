@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import socket
+import webbrowser
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,13 @@ def bind(options: ServerOptions) -> socket.socket:
     listener.listen(BACKLOG)
     listener.set_inheritable(False)
     return listener
+
+
+def page_address(host: str, port: int) -> str:
+    """Where a browser on this machine finds the page of a server that listens there."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = everywhere.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def make_services(
@@ -209,6 +217,14 @@ class Server(uvicorn.Server):
         if self.force_exit:
             await self.lifespan.shutdown()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does it; then, if that is wished, open the page."""
+        await super().startup(sockets)
+        if self._services.options.open and self.started and sockets:
+            address = page_address(*sockets[0].getsockname()[:2])
+            if not await asyncio.to_thread(webbrowser.open, address):
+                log.warning("there is no browser to open", address=address)
+
     def _stop(self, number: int) -> None:
         name = signal.Signals(number).name
         runner, drain = self._services.runner, self._services.options.drain_seconds
@@ -247,7 +263,8 @@ def serve(options: ServerOptions, plan: ModelPlan, listener: socket.socket | Non
         try:
             server = Server(_config(options, services), services)
             host, port = listener.getsockname()[:2]
-            log.info("listening", host=host, port=port, model=services.name)
+            page = page_address(host, port)
+            log.info("listening", host=host, port=port, model=services.name, page=page)
             # uvloop where it is installed; see uvicorn's `loop="auto"`.
             with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
                 runner.run(server.serve(sockets=[listener]))

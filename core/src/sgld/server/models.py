@@ -55,7 +55,8 @@ def model_routes(services: Services) -> APIRouter:
         defaults = plan.params_class.model_validate(
             {"prompt": "-", **plan.preset_defaults}, context={"layered": True}
         ).model_dump(mode="json")
-        defaults.pop("prompt", None)
+        if "prompt" not in plan.preset_defaults:
+            defaults.pop("prompt", None)
         return {
             **card(),
             "features": sorted(plan.spec.features),

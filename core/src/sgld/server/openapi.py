@@ -159,8 +159,9 @@ def _schema(kind: Kind, facts: ModelFacts, bounds: Limits) -> Schema:
     schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     if not cls.prompt_optional:
         properties["prompt"]["minLength"] = 1
-        schema["required"] = ["prompt"]
-    if kind == "edit" or (kind == "video" and cls.needs_image):
+        if "prompt" not in facts.preset_layer.values:
+            schema["required"] = ["prompt"]
+    if kind == "edit" or (kind == "video" and facts.needs_image):
         schema["anyOf"] = [{"required": [name]} for name in URLS[kind]]
     return schema
 

@@ -62,6 +62,7 @@ class ModelFacts:
         preset_layer: the checkpoint's own defaults.
         tasks: what it can do, such as `text-to-video`.
         repo: the hub repository, empty for a local folder.
+        picture: file that a request begins with when it brings no picture; empty: there is none.
     """
 
     name: str
@@ -70,6 +71,12 @@ class ModelFacts:
     preset_layer: Layer
     tasks: tuple[str, ...]
     repo: str = ""
+    picture: str = ""
+
+    @property
+    def needs_image(self) -> bool:
+        """Whether a request has to bring a picture."""
+        return self.params_class.needs_image and not self.picture
 
     @classmethod
     def of(cls, plan: ModelPlan, name: str) -> ModelFacts:
@@ -77,7 +84,8 @@ class ModelFacts:
         spec = plan.spec
         repo = plan.files.repo_id or ""
         layer = plan.preset_layer
-        return cls(name, spec.id, plan.params_class, layer, tuple(plan.tasks), repo)
+        tasks = tuple(plan.tasks)
+        return cls(name, spec.id, plan.params_class, layer, tasks, repo, plan.picture)
 
     @property
     def routes(self) -> dict[str, str]:

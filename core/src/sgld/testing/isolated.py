@@ -180,7 +180,8 @@ def local_plugin(
     try:
         yield module
     finally:
-        del sys.modules[module.__name__]
+        # At the interpreter's exit it may be gone already.
+        sys.modules.pop(module.__name__, None)
 
 
 def _hook(value: Any) -> Any:

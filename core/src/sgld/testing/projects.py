@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -51,6 +52,18 @@ LONGEST: Final = 32
 """Characters of a name; longer ones make lines of code that no formatter can break well."""
 RESERVED: Final = frozenset({"all", "auto", "builtin", "reference", "torch", "cpu", "cuda"})
 """Words that mean something else where a plugin's name may stand."""
+TOY_NAMES: Final = frozenset({"toy", "toy-image", "toy-edit", "toy-video", "toy-world"})
+"""What `sgld.testing.toy_plugin` brings; the commands of four kinds serve one of them."""
+CLASHES: Final[Mapping[str, str]] = {
+    "plugin": "a module of every project is called so.",
+    "src": "the folder that packages lie in is called so.",
+    **dict.fromkeys(("test", "tests"), "folders of tests are called so, and Python imports those."),
+    **dict.fromkeys(("build", "dist"), "tools put there what they build."),
+    **dict.fromkeys(TOY_NAMES, "a toy of sgld's own tests is called so."),
+}
+"""Names that would be mistaken for something else, and for what."""
+PREFIX: Final = "acme-"
+"""Stands before a suggested name, for the name of the author or of the house."""
 AUTHOR: Final = re.compile(r"(?P<name>[^<>@]*[^<>@\s])?\s*(?:<(?P<mail>[^<>\s@]+@[^<>\s@]+)>)?")
 TOKEN: Final = re.compile(r"acme-toy|acme_toy|AcmeToy|ACME_TOY|@(?:[a-z]+)@")
 SUFFIX: Final = ".txt"
@@ -79,6 +92,8 @@ class Project(NamedTuple):
 
         Raises ParameterError with everything that is wrong.
         """
+        spelled = {known.lower(): known for known in LICENCES}
+        licence = spelled.get(licence.strip().lower(), licence)
         project = cls(kind, name, author.strip(), licence)
         if problems := list(project._problems()):
             raise ParameterError(problems)
@@ -107,21 +122,29 @@ class Project(NamedTuple):
 
     def _name_problems(self) -> Iterator[Problem]:
         name = self.name
+        message, remedy = "", f"For example {PREFIX}{name}."
         if not NAME_PATTERN.fullmatch(name):
-            message = "a name is lower-case words of letters and digits joined by '-'."
-            yield Problem("name", name, message, _nearest(name))
+            message = "a name is lower-case words of letters a to z and digits, joined by '-'."
+            if re.match("[0-9]", name):
+                message = "a name must begin with a letter a to z."
+            remedy = f"For example {_nearest(name)}."
         elif len(name) > LONGEST:
             message = f"has {len(name)} characters; the limit is {LONGEST}."
-            yield Problem("name", name, message, "Choose a shorter one.")
+            remedy = "Choose a shorter one."
         elif name in RESERVED:
-            message = "means something else where names of plugins stand."
-            yield Problem("name", name, message, f"For example {name}-acme.")
+            message = "is a reserved word of sgld, which means something else where plugins stand."
+        elif name in CLASHES:
+            message = f"cannot be told apart: {CLASHES[name]}"
         elif keyword.iskeyword(self.package) or self.package in sys.stdlib_module_names:
             message = f"its package would be {self.package!r}, which Python has for itself."
-            yield Problem("name", name, message, f"For example sgld-{name}.")
         elif name in (GENERIC, "sgld", "sgld-core", *(row.dist for row in KNOWN)):
             message = "is a published distribution of sgld."
-            yield Problem("name", name, message, "Choose a name of your own.")
+            remedy = f"For example {PREFIX}{name.removeprefix('sgld-')}."
+        elif name.startswith("sgld-"):
+            message = "names that begin with 'sgld-' are for what the sgld project publishes."
+            remedy = f"For example {PREFIX}{name.removeprefix('sgld-')}."
+        if message:
+            yield Problem("name", name, message, remedy)
 
     def check(self, catalog: Catalog) -> None:
         """Refuse a name that somebody has here: a plugin, one of its records, or a package.
@@ -129,22 +152,24 @@ class Project(NamedTuple):
         Raises ParameterError naming who has it.
         """
         taken = [
-            f"plugin {row.name} ({row.dist} {row.version}) is installed"
+            (f"plugin {row.name} ({row.dist} {row.version}) is installed", row.dist)
             for row in catalog.plugins
             if self.name in (row.name, row.dist)
         ]
         if not taken:
             taken = [
-                f"{kind} {self.name!r} is brought by {entry.dist} {entry.version}"
+                (f"{kind} {self.name!r} is brought by {entry.dist} {entry.version}", entry.dist)
                 for kind in CONTRACTS
                 if (entry := catalog.entries[kind].get(self.name)) is not None
             ]
         spec = None if taken else find_spec(self.package)
         if spec is not None and spec.origin is not None:  # without an origin: some folder
-            taken = [f"a package {self.package!r} is installed ({spec.origin})"]
+            taken = [(f"a package {self.package!r} is installed ({spec.origin})", "")]
         if taken:
-            remedy = "Choose another name, or uninstall that one."
-            raise ParameterError([Problem("name", self.name, f"{taken[0]}.", remedy)])
+            text, dist = taken[0]
+            remedy = f"Choose another name, for example {PREFIX}{self.name}"
+            remedy += "." if dist == "sgld-core" else ", or uninstall that one."
+            raise ParameterError([Problem("name", self.name, f"{text}.", remedy)])
 
     def files(self) -> dict[PurePosixPath, str]:
         """Every file of the project: path → text."""
@@ -187,11 +212,17 @@ class Project(NamedTuple):
     def write(self, into: Path) -> Path:
         """Write the project into the folder `into/NAME`, all of it or nothing; returns that folder.
 
-        Raises UserError when it exists and is not empty, or cannot be written.
+        Raises UserError when it is a file or a folder that is not empty, or cannot be written.
         """
         folder = into.expanduser() / self.name
         try:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if folder.exists() and not folder.is_dir():
+                raise UserError(
+                    f"into={str(into)!r}: {folder} is a file; the folder would have its name.",
+                    code="not_a_folder",
+                    remedy="Give another --into, or move it away.",
+                )
+            if folder.exists() and any(folder.iterdir()):
                 raise UserError(
                     f"into={str(into)!r}: {folder} is there already and not empty.",
                     code="folder_not_empty",
@@ -226,14 +257,18 @@ class Project(NamedTuple):
             "cache": f"{TOYS} sgld serve tiny:toy-world --cache-policy {self.name}",
         }[self.kind]
         extra = quote(f"{folder}[test]")
-        return (f"pip install -e {extra}", f"pytest {quote(str(folder))}", use)
+        pip = "pip" if find_spec("pip") else "uv pip"  # uv's environments have none
+        return (f"{pip} install -e {extra}", f"pytest {quote(str(folder))}", use)
 
 
 def _nearest(name: str) -> str:
-    """The name that was probably meant."""
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
-    guess = re.sub(r"^[^a-z]+|-+$", "", re.sub(r"[^a-z0-9]+", "-", plain))
-    return f"For example {guess or 'acme-video'}."
+    """The name that was probably meant, or one like it."""
+    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss"))
+    plain = plain.encode("ascii", "ignore").decode()  # letters without their accents
+    words = re.findall("[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", plain).lower())
+    guess = "-".join(words) or "video"
+    whole = guess if guess[0].isalpha() and words else PREFIX + guess
+    return whole[:LONGEST].rstrip("-")
 
 
 def _read(folder: Traversable, inside: str = "") -> dict[PurePosixPath, str]:

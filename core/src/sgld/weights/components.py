@@ -70,7 +70,11 @@ class ModelIndex:
 
 
 def read_index(files: ModelFiles) -> ModelIndex | None:
-    """The model's index, None when it has none (an original-layout or single-file checkpoint)."""
+    """The model's index, None when it has none (an original-layout or single-file checkpoint).
+
+    Raises:
+        ModelError: the file is damaged, or a component's name is none (`checkpoint_incomplete`).
+    """
     raw = files.read_json(MODEL_INDEX)
     if raw is None:
         return None
@@ -81,6 +85,12 @@ def read_index(files: ModelFiles) -> ModelIndex | None:
             continue
         if not _is_component(value):
             settings[name] = value
+        elif not name.isidentifier():  # such as a path that leads out of the model's folder
+            raise ModelError(
+                f"{files.path(MODEL_INDEX)}: {name!r} is no name of a component.",
+                code="checkpoint_incomplete",
+                remedy="Component names are letters, digits and _; they are names of folders.",
+            )
         elif value[1] is not None:
             components[name] = Listed(value[0] or "", value[1])
     return ModelIndex(str(raw.get("_class_name") or ""), components, settings)

@@ -19,6 +19,7 @@ class Bad(NamedTuple):
     found_by: set[str]
     target: Any
     bounded: bool = True
+    attributes: dict[str, Any] = {}  # noqa: RUF012
 
 
 class Remembers(Rolling):
@@ -76,6 +77,22 @@ class Backwards(Rolling):
 
     def visible(self, kept: Frames, chunk: Frames) -> Frames:
         return kept[::-1]
+
+
+@dataclass(frozen=True)
+class Blind(Rolling):
+    """Keeps everything and shows nothing."""
+
+    def visible(self, kept: Frames, chunk: Frames) -> Frames:
+        return ()
+
+
+@dataclass(frozen=True)
+class Absent(Rolling):
+    """Shows the sink only."""
+
+    def visible(self, kept: Frames, chunk: Frames) -> Frames:
+        return kept[: self.sink]
 
 
 @dataclass(frozen=True)
@@ -154,6 +171,7 @@ class OwnSink(Remembers):
         return oldest_but(kept, self.first or (), count)
 
 
+SHOWS = "test_shows_sink_and_newest"
 BAD: dict[str, Bad] = {
     "thawed": Bad({"test_is_a_frozen_policy"}, Thawed),
     "no-repr": Bad({"test_repr_names_the_settings", "test_snapshot_continues_equally"}, NoRepr),
@@ -162,6 +180,10 @@ BAD: dict[str, Bad] = {
     "forgets-sink": Bad({"test_sink_is_kept"}, ForgetsSink),
     "stutters": Bad({"test_drops_what_is_kept"}, Stutters),
     "backwards": Bad({"test_sees_what_is_kept"}, Backwards),
+    "blind": Bad({SHOWS}, Blind),
+    "blind-on-purpose": Bad({SHOWS}, Blind, attributes={"hides": "only the chunk counts"}),
+    "absent": Bad({SHOWS}, Absent),
+    "hides-nothing": Bad({SHOWS}, Rolling, attributes={"hides": "the newest are noisy"}),
     "moody": Bad({"test_answers_follow_from_the_records"}, Moody),
     "loses-scenes": Bad({"test_cache_agrees_with_a_list"}, LosesScenes),
     "swells": Bad({"test_bytes_are_a_formula"}, Swells),
@@ -169,7 +191,11 @@ BAD: dict[str, Bad] = {
     "no-gaps": Bad({"test_forks_go_their_own_ways"}, NoGaps),
     "own-sink": Bad({"test_snapshot_continues_equally"}, OwnSink),
 }
-GOOD = {"good": Bad(set(), Rolling), "grows": Bad(set(), Growing, bounded=False)}
+GOOD = {
+    "absent-on-purpose": Bad(set(), Absent, attributes={"hides": "the newest are noisy"}),
+    "good": Bad(set(), Rolling),
+    "grows": Bad(set(), Growing, bounded=False),
+}
 
 
 @hookimpl

@@ -138,6 +138,24 @@ class WithFps(ToyImagePipeline):
         return super().media(job).__class__("image", job.slots.frames, 8, job.slots.latents)
 
 
+class OneSize(ToyImagePipeline):
+    """Was tried at one size only."""
+
+    def stages(self, params: Any) -> list[Stage]:
+        if (params.width, params.height) != (48, 32):
+            raise RuntimeError(f"no such size: {params.width}x{params.height}")
+        return list(super().stages(params))
+
+
+class TwoSteps(ToyImagePipeline):
+    """Was tried with one and two steps only."""
+
+    def stages(self, params: Any) -> list[Stage]:
+        if params.num_inference_steps > 2:
+            raise RuntimeError("too many steps")
+        return list(super().stages(params))
+
+
 class Brighter(Enlarge):
     def run(self, job: Job) -> StageRun:
         yield from super().run(job)
@@ -344,6 +362,22 @@ class Hoarder(ToyImagePipeline):
         return super().media(job)
 
 
+ARCHIVE: list[torch.Tensor] = []
+
+
+class Archive(Enlarge):
+    """Keeps a copy of every result."""
+
+    def run(self, job: Job) -> StageRun:
+        yield from super().run(job)
+        ARCHIVE.append(job.slots.frames.clone())
+
+
+class Archiving(Swapped):
+    def others(self) -> list[Stage]:
+        return [Archive()]
+
+
 class Modest(ToyWorldPipeline):
     """Promises half of what it takes."""
 
@@ -360,6 +394,7 @@ class Greedy(ToyWorldPipeline):
 
 ALL = TOYS["toy-image"].features
 CFG, BATCH = "test_cfg", "test_step_batching"
+OTHERS = "test_other_sizes_and_steps"
 BAD: dict[str, Bad] = {
     "no-pipeline": Bad({"test_targets_are_of_their_kind"}, {"target": NoPipeline}),
     "wrong-task": Bad({"test_tasks_fit_the_parameters"}, {"tasks": ("image-to-image",)}),
@@ -372,10 +407,16 @@ BAD: dict[str, Bad] = {
     "claims-nothing": Bad({"test_recognises_its_checkpoint"}, {"claims": Claims()}),
     "doubling-params": Bad({"test_parameters_are_json"}, {"params": DoublingParams}),
     "with-fps": Bad({"test_makes_what_it_declares"}, {"target": WithFps}),
+    "one-size": Bad({OTHERS}, {"target": OneSize}),
+    "two-steps": Bad({OTHERS}, {"target": TwoSteps}),
     "too-bright": Bad({"test_values_are_finite_and_in_range"}, {"target": TooBright}),
     "process-seed": Bad(
         {"test_same_seed_same_bytes"},
-        {"target": noising(lambda job, latents: latents + torch.initial_seed() % 7)},
+        {
+            "target": noising(
+                lambda job, latents: latents + torch.initial_seed() % 999_983 / 150_000
+            )
+        },
     ),
     "same-noise": Bad({"test_other_seed_differs"}, {"target": noising(same_noise)}),
     "deaf": Bad({"test_prompt_has_an_effect"}, {"target": Deaf}),
@@ -399,6 +440,7 @@ BAD: dict[str, Bad] = {
     "from-zero": Bad({"test_progress_counts"}, {"target": CountsFromZero}),
     "cancelless": Bad({"test_cancels_between_steps"}, {"target": Cancelless}),
     "hoarder": Bad({"test_done_requests_are_freed"}, {"target": Hoarder}),
+    "archiving": Bad({"test_nothing_piles_up"}, {"target": Archiving}),
     "modest": Bad({"test_state_is_as_large_as_it_says"}, {"target": Modest}, "toy-world"),
     "greedy": Bad({"test_state_is_as_large_as_it_says"}, {"target": Greedy}, "toy-world"),
 }

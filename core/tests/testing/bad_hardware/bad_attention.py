@@ -14,6 +14,7 @@ MATCHES, SCALE, STRIDES = "test_matches_the_reference", "test_scale", "test_stri
 MASK, ROWS, STAY = "test_mask", "test_rows_do_not_see_each_other", "test_inputs_stay"
 LARGE, DIMS = "test_large_scores", "test_other_head_dims_are_right_or_refused"
 STATED, WAITS = "test_exactness_is_stated", "test_host_does_not_wait"
+OWN = "test_results_are_its_own"
 NUMBERS = {MATCHES, SCALE, STRIDES, LARGE, DIMS}
 
 
@@ -93,6 +94,20 @@ def looks_at_the_batch(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None =
     return out if len(q) < 3 else out + v.mean() + 1
 
 
+BUFFERS: dict[Any, Tensor] = {}
+
+
+def one_buffer(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+    """Gives the same memory out each time."""
+    out = attend(q, k, v, scale=scale)
+    return BUFFERS.setdefault((out.shape, out.dtype), torch.empty_like(out)).copy_(out)
+
+
+def short_only(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+    """Its loop over keys ends too early."""
+    return attend(q, k[:, :200], v[:, :200], scale=scale)
+
+
 def refuses_everything(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
     raise NotImplementedError("no")
 
@@ -117,7 +132,9 @@ BAD = {
     "overflows": Bad({LARGE}),
     "first-64-only": Bad({DIMS}),
     "looks-at-the-batch": Bad({ROWS}),
-    "refuses-everything": Bad((NUMBERS | {ROWS, STAY}) - {DIMS}),
+    "one-buffer": Bad({OWN}),
+    "short-only": Bad({MATCHES}),
+    "refuses-everything": Bad((NUMBERS | {ROWS, STAY, OWN}) - {DIMS}),
     "half-stated": Bad(
         {STATED},
         {
@@ -127,7 +144,7 @@ BAD = {
         },
     ),
     "no-dtype": Bad(
-        (NUMBERS | {ROWS, STAY, MASK}),
+        (NUMBERS | {ROWS, STAY, MASK, OWN}),
         {"requires": EIGHT_BITS, "target": "sgld.ops.attention:sdpa_backend"},
     ),
 }

@@ -10,6 +10,7 @@ import torch
 from sgld.api import PlatformSpec, Plugin, hookimpl
 from sgld.api.contracts import DeviceFacts
 from sgld.api.errors import DeviceError
+from sgld.platforms.cpu import CpuPlatform
 from sgld.platforms.platform import Memory, Platform
 
 ANSWERS, SHAPE = "test_probe_answers", "test_probe_gives_devices_or_a_reason"
@@ -24,6 +25,8 @@ COLLECTIVE = "test_collective"
 WITH_A_DEVICE = {AGREES, FACTS, STABLE, DTYPE, DTYPES, MEMORY, PEAK, SIDE, ERRORS, WAITING}
 WITH_A_DEVICE |= {ATTENTION, COLLECTIVE}
 GIB = 2**30
+TOP = 2**50
+"""More than a test holds at any time."""
 
 
 class Bad(NamedTuple):
@@ -59,7 +62,7 @@ class Good(Platform):
         return torch.bfloat16
 
     def memory(self) -> Memory:
-        return Memory(2 * GIB, GIB, GIB // 2, GIB)
+        return CpuPlatform().memory()._replace(peak=TOP)
 
     def reset_peak(self) -> None:
         """Nothing to reset."""
@@ -107,7 +110,7 @@ class MemoryInGib(Good):
 
 class MoreFreeThanThere(Good):
     def memory(self) -> Memory:
-        return super().memory()._replace(free=3 * GIB)
+        return super().memory()._replace(free=TOP)
 
 
 class CountsNothing(Good):
@@ -115,8 +118,13 @@ class CountsNothing(Good):
         return super().memory()._replace(allocated=7)
 
 
+class NeverMoves(Good):
+    def memory(self) -> Memory:
+        return Memory(2 * GIB, GIB, GIB // 2, GIB)
+
+
 class PeakGrows(Good):
-    peak = GIB
+    peak = TOP
 
     def memory(self) -> Memory:
         return super().memory()._replace(peak=self.peak)
@@ -126,7 +134,7 @@ class PeakGrows(Good):
 
 
 class PeakOfZero(Good):
-    peak = GIB
+    peak = TOP
 
     def memory(self) -> Memory:
         return super().memory()._replace(peak=self.peak)
@@ -244,6 +252,7 @@ BAD: dict[str, Bad] = dict(
         by_class(MemoryInGib, MEMORY),
         by_class(MoreFreeThanThere, MEMORY),
         by_class(CountsNothing, MEMORY),
+        by_class(NeverMoves, MEMORY),
         by_class(PeakGrows, PEAK),
         by_class(PeakOfZero, PEAK),
         by_class(LosesSideWork, SIDE, ERRORS),

@@ -5,7 +5,8 @@ Torch-free; nothing of the checkpoint is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from sgld.weights.complete import is_model
 from sgld.weights.components import MODEL_INDEX, Listed, read_index
 from sgld.weights.files import ModelFiles
 from sgld_diffusers.reading.evaluate import Instance, Unknown
+from sgld_diffusers.reading.exists import has_class
 from sgld_diffusers.reading.source import (
     ClassSource,
     class_in,
@@ -25,6 +27,8 @@ from sgld_diffusers.reading.source import (
 )
 
 LIBRARIES: Final = frozenset({"diffusers", "transformers"})
+TABLES: Final = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
+"""Large files of a tokenizer, which hold tables and no settings."""
 GROUPS: Final = (
     ("vae", ("vae", "vqvae", "vqgan", "movq", "vocoder", "decoder_vae")),
     ("text_encoder", ("text_encoder", "prompt_encoder", "text_model", "mllm")),
@@ -60,8 +64,9 @@ def modules_of(files: ModelFiles) -> dict[str, Listed]:
     return {name: listed for name, listed in components.items() if is_model(listed)}
 
 
-def foreign_code(files: ModelFiles) -> list[str]:
-    """What of the checkpoint would run code that it brings, or of packages that it names."""
+def foreign_code(files: ModelFiles, paths: Mapping[str, Path] | None = None) -> list[str]:
+    """What of the checkpoint would run code that it brings, or of packages that it names; `paths`
+    are other folders for components."""
     index = read_index(files)
     if index is None:
         return []
@@ -69,18 +74,57 @@ def foreign_code(files: ModelFiles) -> list[str]:
     raw = (files.read_json(MODEL_INDEX) or {}).get("_class_name")
     if isinstance(raw, list):
         found.append(f"its pipeline class {raw[-1]} is in {raw[0]}.py of the checkpoint")
-    folder = package_root("diffusers") / "pipelines"
     for name, listed in index.components.items():
-        known = listed.library in LIBRARIES or (
-            listed.library.isidentifier() and (folder / listed.library).is_dir()
-        )
-        if not known:
+        if not is_known(listed):
             found.append(f"component {name!r} is {listed.class_name} of {listed.library!r}")
-    for name in index.components:
-        config = files.read_json(f"{name}/config.json") or {}
-        if config.get("auto_map"):
-            found.append(f"component {name!r} brings code of its own (auto_map)")
+        found += _code_in(name, (paths or {}).get(name) or files.path(name))
     return found
+
+
+def is_known(listed: Listed) -> bool:
+    """Whether a component is of diffusers or transformers, by the index."""
+    folder = package_root("diffusers") / "pipelines"
+    return listed.library in LIBRARIES or (
+        listed.library.isidentifier() and (folder / listed.library).is_dir()
+    )
+
+
+def _code_in(name: str, folder: Path) -> Iterator[str]:
+    """The code that a component's folder holds, and the configurations that ask for code."""
+    for path in sorted(folder.rglob("*.py")):
+        yield f"component {name!r} brings code of its own ({path.relative_to(folder)})"
+    for path in sorted(folder.rglob("*.json")):
+        if path.name not in TABLES and not path.name.endswith(".index.json"):
+            values = _json(path)
+            if isinstance(values, dict) and values.get("auto_map"):
+                where = path.relative_to(folder)
+                yield f"component {name!r} brings code of its own (auto_map in {where})"
+
+
+def _json(path: Path) -> Any:
+    """The content; None for what is no JSON, which whoever needs the file tells."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def absent_classes(files: ModelFiles, paths: Mapping[str, Path] | None = None) -> list[str]:
+    """Components whose class the installed libraries do not have, one clause each."""
+    index = read_index(files)
+    components = index.components if index is not None else {}
+    return [
+        f"component {name!r} is {listed.class_name}, which {_library(listed)} does not have"
+        for name, listed in components.items()
+        if is_known(listed)
+        and not any(_code_in(name, (paths or {}).get(name) or files.path(name)))
+        and not has_class(listed)
+    ]
+
+
+def _library(listed: Listed) -> str:
+    of = listed.library if listed.library in LIBRARIES else f"{listed.library} of diffusers"
+    return f"the installed {of}"
 
 
 def pipeline_class(files: ModelFiles, wanted: str = "") -> ClassPlace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from sgld.api.errors import ModelError
@@ -12,6 +13,7 @@ from sgld.params.serving import ServingOptions
 from sgld.weights.files import ModelFiles
 from sgld_diffusers.checkpoint import (
     ClassPlace,
+    absent_classes,
     foreign_code,
     instance,
     pipeline_class,
@@ -37,6 +39,13 @@ def inspect(files: ModelFiles, options: ServingOptions) -> Inspected:
     place = pipeline_class(files, wanted_class(options.pipeline_class_name))
     described = describe(place.source, instance(files, place))
     check_arguments(described)
+    absent = absent_classes(files, _folders(options))
+    if absent:
+        raise ModelError(
+            f"{'; '.join(absent)}.",
+            code="model_not_recognised",
+            remedy="Correct model_index.json, or install a version of the library that has it.",
+        )
     return Inspected(make_params(described), tuple(_refusals(files, place, options)))
 
 
@@ -71,9 +80,13 @@ def wanted_class(asked: str | None) -> str:
     return "" if asked in (None, "diffusers") else asked
 
 
+def _folders(options: ServingOptions) -> dict[str, Path]:
+    return {name: Path(path).expanduser() for name, path in options.component_paths.items()}
+
+
 def _refusals(files: ModelFiles, place: ClassPlace, options: ServingOptions) -> Iterator[str]:
     """Options that a pipeline of diffusers cannot fulfil, one clause each."""
-    code = foreign_code(files)
+    code = foreign_code(files, _folders(options))
     if code and not options.trust_remote_code:
         yield f"--trust-remote-code is off, and {'; '.join(code)}"
     for role, backend in options.attention.items():

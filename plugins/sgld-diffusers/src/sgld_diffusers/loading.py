@@ -164,8 +164,9 @@ class _said:
         fatal = (SgldError, MemoryError, torch.OutOfMemoryError)
         if error is None or not isinstance(error, Exception) or isinstance(error, fatal):
             return
+        said = str(error).rstrip(". \n")
         raise ModelError(
-            f"{self._what} cannot be loaded: {type(error).__name__}: {error}",
+            f"{self._what} cannot be loaded: {type(error).__name__}: {said}.",
             remedy="Check that the installed diffusers and transformers know this checkpoint.",
         ) from error
 

@@ -39,6 +39,7 @@ LIMITS: Final[Mapping[str, Mapping[str, Any]]] = {
     "true_cfg_scale": {"ge": 0.0, "le": 100.0},
     "strength": {"ge": 0.0, "le": 1.0},
     "max_sequence_length": {"ge": 1, "le": 8192},
+    "clip_skip": {"ge": 0},
 }
 FALLBACK_FPS: Final = 16
 NO_SIZE: Final = "is not taken: this pipeline makes its own size."
@@ -58,7 +59,6 @@ class DiffusersParams(SamplingParams):
     """Arguments of the pipeline's `__call__`."""
     has_steps: ClassVar[bool] = True
     """It gives the latents after each step."""
-    makes_sound: ClassVar[bool] = False
     refused: ClassVar[Mapping[str, str]] = {
         **SamplingParams.refused,
         "negative_prompt": "This pipeline reads no negative prompt.",
@@ -94,19 +94,15 @@ class DiffusersParams(SamplingParams):
         findings = list(settled.findings)
         if cls.taken:
             findings += _absent(cls, settled.values)
-        notes = settled.notes + _idle(cls, settled.values, given)
+        notes = settled.notes + _idle(settled.values, given)
         return settled._replace(findings=tuple(findings), notes=notes)
 
 
-def _idle(
-    cls: type[DiffusersParams], values: Mapping[str, Any], given: frozenset[str]
-) -> tuple[str, ...]:
-    """What is taken and changes nothing, and what is made and not kept."""
+def _idle(values: Mapping[str, Any], given: frozenset[str]) -> tuple[str, ...]:
+    """What is taken and changes nothing."""
     notes: list[str] = []
     if "true_cfg_scale" in given and values.get("negative_prompt") is None:
         notes.append("true_cfg_scale has no effect without a negative_prompt")
-    if cls.makes_sound:
-        notes.append("this pipeline also makes sound, which is left out")
     return tuple(notes)
 
 
@@ -176,7 +172,6 @@ def make_params(described: Described) -> type[DiffusersParams]:
         "spatial_multiple": described.unit,
         "min_size": described.unit,
         "has_steps": bool(described.steps),
-        "makes_sound": described.sound,
         "guidance": "cfg" if "negative_prompt" in described.arguments else "embedded",
         "needs_image": described.needs_image,
         "max_images": 10 if described.several else 1 if described.image else 0,

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, ClassVar
 
-from sgld.api.errors import RequestError
+import torch
+
+from sgld.api.errors import RequestError, SgldError
 from sgld.engine.call import StageRun
 from sgld.engine.job import Job
 from sgld.engine.stage import Stage
 from sgld_diffusers.arguments import call_arguments
+from sgld_diffusers.checkpoint import group_of
 from sgld_diffusers.loaded import Served
 from sgld_diffusers.steps import Step, Steps
 from sgld_diffusers.talk import Talk
+
+
+class Before(IntEnum):
+    """How far a run is: no component was called, only text encoders were, or others too."""
+
+    CALLS = 0
+    WORK = 1
+    END = 2
 
 
 class RunPipeline(Stage):
@@ -36,29 +48,36 @@ class RunPipeline(Stage):
 
         talk = Talk(work, job.device, f"sgld-pipeline-{job.id}")
         with served.lending(talk):
-            started = False
+            before = Before.CALLS
             try:
                 said = talk.begin()
                 while said.kind in ("ask", "step"):
                     if said.kind == "ask":
-                        started = True
+                        reads = group_of(said.value.component) == "text_encoder"
+                        before = max(before, Before.WORK if reads else Before.END)
                         said = talk.answer((yield said.value))
                     else:
                         step: Step = said.value
                         job.progress(step.number, step.total, step.latents)
                         said = talk.answer()
                 if said.kind == "failed":
-                    raise _refused(said.value, served.described.name, started=started)
+                    raise _refused(said.value, served.described.name, before)
                 job.slots.result = said.value
                 job.slots.latents = steps.latents
             finally:
                 talk.end()
 
 
-def _refused(error: BaseException, name: str, *, started: bool) -> BaseException:
-    """What a pipeline says before it has done anything is about the request."""
-    if not started and isinstance(error, ValueError | TypeError):
-        refusal = RequestError(f"{name} refuses the request: {error}", code="invalid_parameter")
-        refusal.__cause__ = error
-        return refusal
-    return error
+def _refused(error: BaseException, name: str, before: Before) -> BaseException:
+    """What the pipeline's own code says before its work begins is about the request, whatever kind
+    of error it takes for it; once the prompt is being read, only what speaks of values."""
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError | SgldError)
+    kinds = {Before.CALLS: (Exception,), Before.WORK: (ValueError, TypeError, LookupError)}
+    if short or not isinstance(error, kinds.get(before, ())):
+        return error
+    said = str(error).rstrip(".")
+    if not said or not isinstance(error, ValueError):
+        said = f"{type(error).__name__}: {said}".rstrip(": ")
+    refusal = RequestError(f"{name} refuses the request: {said}.", code="invalid_parameter")
+    refusal.__cause__ = error
+    return refusal

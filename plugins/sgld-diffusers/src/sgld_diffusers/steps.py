@@ -55,10 +55,6 @@ class Steps:
     def _on_old(self, index: int, time: Any, latents: torch.Tensor) -> None:
         self._tell(None, latents)
 
-    def bar(self, total: int | None) -> Bar:
-        """The progress bar of a pipeline; it tells where no callback does."""
-        return Bar(self, total)
-
     def on_bar(self, total: int | None) -> None:
         """A step of the progress bar."""
         if not self._how:

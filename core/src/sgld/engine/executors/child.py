@@ -96,7 +96,7 @@ class ChildExecutor(Executor):
         self._ledger = Ledger()
         self._sessions = SessionLedger()
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
-        self._deliver: Callable[[Told], None] = self._events.put
+        self._listener: Callable[[Sequence[Told]], None] | None = None
         self._process: EngineProcess | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="sgld-engine", daemon=True)
@@ -146,12 +146,12 @@ class ChildExecutor(Executor):
         except queue.Empty:
             return None
 
-    def deliver_to(self, listener: Callable[[Told], None]) -> bool:
+    def deliver_to(self, listener: Callable[[Sequence[Told]], None]) -> bool:
         """Hand events over at once; those that already wait come first."""
         with self._lock:
             while not self._events.empty():
-                listener(self._events.get())
-            self._deliver = listener
+                listener([self._events.get()])
+            self._listener = listener
         return True
 
     def close(self, timeout: float = 10.0) -> None:
@@ -243,7 +243,7 @@ class ChildExecutor(Executor):
     def _take(self, message: dict[str, Any], life: _Life) -> None:
         kind = message["kind"]
         if kind == "event":
-            self._event(message["event"])
+            self._events_came([*message.get("before", ()), message["event"]])
         elif kind == "report":
             self._report(message["report"])
         elif kind == "memory":
@@ -266,15 +266,14 @@ class ChildExecutor(Executor):
         else:
             raise WireError(f"an unknown message {kind!r}")
 
-    def _event(self, event: Any) -> None:
-        if not isinstance(event, Event):
+    def _events_came(self, events: Sequence[Any]) -> None:
+        if not all(isinstance(event, Event) for event in events):
             raise WireError("an event that is none")
         with self._lock:
-            seen = self._ledger.note(event)
-            if seen is not None:
-                self._tell([seen])
-                if seen.kind in LAST:
-                    self._feed()
+            seen = [event for each in events if (event := self._ledger.note(each)) is not None]
+            self._tell(seen)
+            if any(event.kind in LAST for event in seen):
+                self._feed()
 
     def _report(self, report: Any) -> None:
         if not isinstance(report, SessionReport):
@@ -310,7 +309,7 @@ class ChildExecutor(Executor):
         log.error("a message could not be sent", kind=message["kind"], error=repr(error))
         if isinstance(request, Request):
             text = f"The request cannot be handed to the engine: {error}"
-            self._event(Event("failed", request.id, code="internal_error", message=text))
+            self._events_came([Event("failed", request.id, code="internal_error", message=text)])
         if isinstance(command, SessionCommand):
             text = f"The command cannot be handed to the engine: {error}"
             kind = "opened" if command.kind == "open" else "answer"
@@ -327,8 +326,11 @@ class ChildExecutor(Executor):
                 self._process.send({"kind": "submit", "request": request})
 
     def _tell(self, events: Sequence[Told]) -> None:
+        if self._listener is not None:
+            self._listener(events)
+            return
         for event in events:
-            self._deliver(event)
+            self._events.put(event)
 
     def _change(self, **fields: Any) -> None:
         with self._lock:

@@ -28,9 +28,10 @@ class Executor(ABC):
         """Ask something of a session; the answer comes as a report. Never waits."""
         raise FeatureError(f"{type(self).__name__} holds no realtime sessions.")
 
-    def deliver_to(self, listener: Callable[[Told], None]) -> bool:
-        """Hand every event from now on to `listener`, in order and on whatever thread has it, in
-        place of `next_event`; the listener must not block. False: this executor does not do that.
+    def deliver_to(self, listener: Callable[[Sequence[Told]], None]) -> bool:
+        """Hand events from now on to `listener`, in order, as many as come together and on whatever
+        thread has them, in place of `next_event`; the listener must not block. False: this executor
+        does not do that.
         """
         return False
 

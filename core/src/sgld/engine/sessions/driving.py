@@ -17,6 +17,7 @@ import structlog
 from sgld.engine.causal import CausalPipeline
 from sgld.engine.forwards import Forwards, Member
 from sgld.engine.job import Job
+from sgld.engine.pipeline import stages_of
 from sgld.engine.running import Running
 from sgld.engine.sessions.jobs import FrameWork, Jobs, chunk_report, split_seconds
 from sgld.engine.sessions.lane import Lane
@@ -256,7 +257,7 @@ class Driver:
     def _can_run_beside(self, session: Session) -> bool:
         """Whether frames may be decoded on the lane: what they touch must be declared, and their
         components must stay where they are."""
-        stages = self._pipeline.frame_stages(session.params)
+        stages = stages_of(self._pipeline, "frame_stages", session.params)
         used = {name for stage in stages for name in stage.uses}
         declared = bool(self._pipeline.frame_parts) and bool(used)
         return declared and all(self._forwards.stays(name) for name in used)

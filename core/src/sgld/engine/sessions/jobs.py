@@ -18,6 +18,7 @@ from sgld.engine.causal import CausalPipeline
 from sgld.engine.delivery import to_pixels
 from sgld.engine.forwards import Forwards
 from sgld.engine.job import Job
+from sgld.engine.pipeline import stages_of
 from sgld.engine.running import Running
 from sgld.engine.sessions.lane import Task
 from sgld.engine.sessions.session import Session
@@ -64,7 +65,7 @@ class Jobs:
     def opening(self, session: Session) -> Running:
         """The stages that make the state; not started yet."""
         job = self._job(session, "open", {"undo": session.options.rewind_chunks})
-        return self._running(session, job, self.pipeline.open_stages(session.params), "open")
+        return self._running(session, job, "open_stages", "open")
 
     def chunk(self, session: Session, chunk: Chunk, controls: Mapping[str, Any]) -> Running:
         """The stages from controls to clean latents."""
@@ -72,20 +73,21 @@ class Jobs:
         slots = {"state": state, "chunk": chunk, "controls": controls}
         job = self._job(session, str(chunk.index), {"undo": session.options.rewind_chunks, **slots})
         job.generator = state.generator
-        return self._running(session, job, self.pipeline.chunk_stages(session.params), "chunk")
+        return self._running(session, job, "chunk_stages", "chunk")
 
     def frames(self, session: Session, made: Job) -> Running:
         """The stages from the latents of a chunk to its frames, as a job of its own."""
         slots = {name: getattr(made.slots, name) for name in PRESET["frames"]}
         job = self._job(session, f"{slots['chunk'].index}.frames", slots)
-        return self._running(session, job, self.pipeline.frame_stages(session.params), "frames")
+        return self._running(session, job, "frame_stages", "frames")
 
     def commit(self, session: Session, made: Job) -> Running:
         """The stages that leave the clean chunk in the caches, on the job that made it."""
-        stages = self.pipeline.commit_stages(session.params)
+        stages = stages_of(self.pipeline, "commit_stages", session.params)
         return Running(made, stages, _nobody)
 
-    def _running(self, session: Session, job: Job, stages: Sequence[Stage], kind: str) -> Running:
+    def _running(self, session: Session, job: Job, method: str, kind: str) -> Running:
+        stages = stages_of(self.pipeline, method, session.params)
         check_chain([Given(kind), *stages])
         return Running(job, stages, _nobody)
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-from sgld.platforms.probe import Device, Probe
-from sgld.platforms.probes.files import hidden_by, numbered, visible
+from sgld.platforms.probe import Probe
+from sgld.platforms.probes.nodes import Nodes, probe_nodes
 
-VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+NODES: Final = Nodes("Ascend NPU", "davinci", "ASCEND_RT_VISIBLE_DEVICES")
 
 
 def probe_npu(environ: Mapping[str, str] | None = None, *, root: Path = Path("/")) -> Probe:
-    """NPU devices that this process may open. Their memory is not told by files and reads 0.
-
-    Args:
-        environ: `ASCEND_RT_VISIBLE_DEVICES` names the devices to use.
-        root: where /dev is.
-    """
-    environ = os.environ if environ is None else environ
-    files = numbered(root / "dev", r"davinci(\d+)")
-    if not files:
-        return Probe(False, "no Ascend NPU is there (/dev/davinci0 is not there)")
-    devices = tuple(
-        Device(index, f"Ascend NPU {number}", 0, 0) for index, (number, _) in enumerate(files)
-    )
-    reason = hidden_by(environ, (VARIABLE,))
-    devices = visible(devices, environ.get(VARIABLE))
-    if reason or not devices:
-        return Probe(False, reason or f"{VARIABLE}={environ.get(VARIABLE)!r} leaves no device")
-    return Probe(True, devices=devices)
+    """NPUs whose device files this process may read and write; see `probe_nodes`."""
+    return probe_nodes(NODES, environ, root)

@@ -18,7 +18,9 @@ from sgld.platforms.probes.files import (
     visible,
 )
 
-VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+DRIVER = "ROCR_VISIBLE_DEVICES"
+HIP = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""HIP reads the first of them that is set; the second is there for programs made for CUDA."""
 DEVICE_MEMORY = (1, 2)
 """Heap types of the driver that are the device's own memory: all of it, or what the host sees."""
 
@@ -29,7 +31,9 @@ def probe_rocm(
     """ROCm devices, if the installed torch is a ROCm build.
 
     Args:
-        environ: `ROCR_VISIBLE_DEVICES` is applied first, `HIP_VISIBLE_DEVICES` to what it leaves.
+        environ: `ROCR_VISIBLE_DEVICES` is applied first, then `HIP_VISIBLE_DEVICES`, or
+            `CUDA_VISIBLE_DEVICES` where that is not set, to what it leaves ("GPU isolation
+            techniques", rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html).
         root: where /sys and /dev are.
         built: whether torch is a ROCm build; None: look.
     """
@@ -46,11 +50,12 @@ def probe_rocm(
     if not (torch_library("torch_hip") if built is None else built):
         reason = f"{devices[0].name} is there, but the installed torch is not a ROCm build"
         return Probe(False, reason, devices)
-    reason = hidden_by(environ, VARIABLES)
-    for name in VARIABLES:
+    variables = (DRIVER, next((name for name in HIP if name in environ), HIP[0]))
+    reason = hidden_by(environ, variables)
+    for name in variables:
         devices = visible(devices, environ.get(name))
     if reason or not devices:
-        return Probe(False, reason or f"{' and '.join(VARIABLES)} leave no device")
+        return Probe(False, reason or f"{' and '.join(variables)} leave no device")
     return Probe(True, devices=devices)
 
 
@@ -60,7 +65,8 @@ def _device(node: Path, root: Path) -> Device | None:
     if not (properties.get("simd_count") and version):
         return None  # a processor
     # A container sees every node, but only the render devices that were given to it.
-    if not (root / f"dev/dri/renderD{properties.get('drm_render_minor', 0)}").exists():
+    file = root / f"dev/dri/renderD{properties.get('drm_render_minor', 0)}"
+    if not os.access(file, os.R_OK | os.W_OK):
         return None
     banks = (table_of(path / "properties") for _, path in numbered(node / "mem_banks", r"(\d+)"))
     memory = sum(

@@ -20,7 +20,7 @@ from sgld.plugins.doctor.findings import (
     totals,
 )
 from sgld.plugins.doctor.process import Ended, run
-from sgld.plugins.doctor.rows import Row, from_failure
+from sgld.plugins.doctor.rows import Row, counted, from_failure
 from sgld.plugins.doctor.targets import Missing
 from sgld.plugins.doctor.wire import pack, unpack
 from sgld.plugins.failures import failure
@@ -53,11 +53,13 @@ def examine(found: Found, settings: Settings, *, deep: bool) -> Examined:
     skip: list[str] = []
     answers: list[Mapping[str, Any]] = []
     deaths: list[Row] = []
+    foreign = 0
     probes: dict[str, ProbeAnswer] = {}
     while True:
         job = {"found": pack(found), "deep": deep, "skip": skip}
         ended = run(job, settings.timeout, settings.stop)
         answers += ended.answers
+        foreign += ended.foreign
         if not ended.how:
             break
         word, _, name = ended.at.partition(" ")
@@ -73,6 +75,8 @@ def examine(found: Found, settings: Settings, *, deep: bool) -> Examined:
         if len(deaths) == MOST_DEATHS:
             deaths.append(_given_up())
             break
+    if foreign:
+        deaths.append(_foreign(foreign))
     return _examined(found, answers, ended, deaths, probes, deep)
 
 
@@ -107,6 +111,17 @@ def _given_up() -> Row:
         f"its targets have ended {MOST_DEATHS} processes; the others are not tried.",
         "SGLD-P007",
         "Mend these first.",
+    )
+
+
+def _foreign(count: int) -> Row:
+    text = f"{counted(count, 'line')} among the answers of its process cannot be read: it changed "
+    return Row(
+        "bad",
+        "describe",
+        f"{text}what belongs to the whole process.",
+        "SGLD-P003",
+        "Its author should change neither the standard library nor open files of others.",
     )
 
 

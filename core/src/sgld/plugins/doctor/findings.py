@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sgld.api.contracts import CONTRACTS
-from sgld.plugins.describe import SLOW_MS, Outcome
+from sgld.plugins.describe import HOOKS, SLOW_MS, Described, Outcome
 from sgld.plugins.doctor.process import Ended
 from sgld.plugins.doctor.rows import Row, counted, from_failure
 from sgld.plugins.doctor.wire import unpack
@@ -65,7 +65,7 @@ def describing(outcome: Outcome, facts: Mapping[str, Any], ended: Ended) -> list
     rows += _bytecode(outcome, facts)
     rows.append(Row("ok", "hooks", "every hook is known and asks for no argument"))
     if outcome.described is not None:
-        rows.append(_contracts(outcome.described.plugin.contracts))
+        rows += _contracts(outcome.described)
     return rows
 
 
@@ -108,10 +108,24 @@ def is_uncompiled(facts: Mapping[str, Any]) -> bool:
     return facts.get("bytecode") is False and bool(facts.get("forbidden"))
 
 
-def _contracts(spoken: Mapping[str, int]) -> Row:
+def _contracts(described: Described) -> Iterator[Row]:
+    """A kind without a record is mostly a hook that is missing or not marked."""
+    spoken = described.plugin.contracts
+    bare = [kind for kind in spoken if not described.records[kind]]
+    for kind in bare:
+        hook = next(name for name, (own, _) in HOOKS.items() if own == kind)
+        yield Row(
+            "bad",
+            "contract",
+            f"it states a contract for kind {kind!r} and brings no record of it.",
+            "SGLD-P004",
+            f"Its author should give one from {hook} (marked with hookimpl), or take {kind!r} out "
+            "of Plugin.contracts.",
+        )
     ranges = ((kind, version, *CONTRACTS[kind]) for kind, version in spoken.items())
     texts = [f"{kind} {version} of {low}..{high}" for kind, version, low, high in ranges]
-    return Row("ok", "contract", ", ".join(texts) or "it speaks none")
+    if not bare:
+        yield Row("ok", "contract", ", ".join(texts) or "it speaks none")
 
 
 def _loud(outcome: Outcome, ended: Ended) -> list[str]:

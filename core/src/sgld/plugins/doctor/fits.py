@@ -52,7 +52,9 @@ def faults(row: Target) -> list[Fault]:
         try:
             value = load_target(row.target)
         except SgldError as error:
-            return [Fault(_predicate(error), "Install or mend what its module imports.")]
+            failures = getattr(error, "failures", ())
+            hint = failures[0].hint if failures else ""
+            return [Fault(_predicate(error), hint or "Install or mend what its module imports.")]
     rows: list[str] = []
     if row.light and "torch" in sys.modules and not torch_before:
         where = watch.places.get("torch", "")
@@ -77,7 +79,7 @@ def reason(error: BaseException) -> str:
 
 def _predicate(error: SgldError) -> str:
     """What stands behind the target's name in the message of `load_target`."""
-    text = reason(error).rstrip(".")
+    text = reason(error).removesuffix(".")
     return "cannot be used: " + text.rpartition("cannot be used: ")[2]
 
 

@@ -40,6 +40,9 @@ class Ended(NamedTuple):
     """`file:line` of the plugin's code where it died or hung, as far as that is known."""
     stdout: str
     stderr: str
+    foreign: int = 0
+    """Lines among the answers that are none: the plugin wrote them, or changed how they are
+    written."""
 
 
 class Tap:
@@ -92,10 +95,9 @@ def run(job: Mapping[str, Any], timeout: float, stop: threading.Event) -> Ended:
             finally:
                 _kill(process)
             texts = [tap.text() for tap in taps]
-        rows = _read(answers)
-        return Ended(
-            rows, _how(process, rows, late), _step(rows), _place(trace), texts[0], texts[1]
-        )
+        rows, foreign = _read(answers)
+        how = _how(process, rows, late)
+        return Ended(rows, how, _step(rows), _place(trace), texts[0], texts[1], foreign)
 
 
 def _environment() -> dict[str, str]:
@@ -124,7 +126,7 @@ def _wait(
 
 def _limit(answers: Path) -> float:
     """The limit that the last line sets for its step; a probe has less time than an import."""
-    rows = _read(answers)
+    rows, _ = _read(answers)
     limit = rows[-1].get("limit") if rows else None
     return float(limit) if isinstance(limit, int | float) else float("inf")
 
@@ -153,13 +155,20 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read(answers: Path) -> tuple[Mapping[str, Any], ...]:
-    """The whole lines of a file; the last one may be half written."""
-    rows: list[Mapping[str, Any]] = []
-    for line in answers.read_bytes().split(b"\n")[:-1]:
-        with suppress(ValueError):
-            rows.append(json.loads(line))
-    return tuple(rows)
+def _read(answers: Path) -> tuple[tuple[Mapping[str, Any], ...], int]:
+    """The answers in the whole lines of a file, and how many of these lines are none; the last
+    line may be half written."""
+    lines = answers.read_bytes().split(b"\n")[:-1]
+    rows = tuple(row for row in map(_answer, lines) if row is not None)
+    return rows, len(lines) - len(rows)
+
+
+def _answer(line: bytes) -> Mapping[str, Any] | None:
+    with suppress(ValueError):
+        row = json.loads(line)
+        if isinstance(row, dict):
+            return cast("Mapping[str, Any]", row)
+    return None
 
 
 def _how(process: subprocess.Popen[bytes], rows: Sequence[Mapping[str, Any]], late: bool) -> str:

@@ -56,8 +56,10 @@ def summary(report: Report, strict: bool) -> str:
     )
     if levels["note"] and not levels["bad"] and strict:
         line += " (notes count, because of --strict)"
+    if not report.deep:
+        line += ". No target was imported; --deep does that."
     if levels["note"] or levels["bad"]:
-        line += f". Each code has a section in {DOCS}."
+        line = f"{line.rstrip('.')}. Each code has a section in {DOCS}."
     return line
 
 

@@ -22,6 +22,7 @@ from sgld.plugins.catalog import load_target
 from sgld.plugins.describe import Described, Outcome, describe, new_manager
 from sgld.plugins.doctor import fits, targets
 from sgld.plugins.doctor.heavy import Watch
+from sgld.plugins.doctor.left import Left
 from sgld.plugins.doctor.rows import counted
 from sgld.plugins.doctor.wire import pack, unpack
 from sgld.plugins.find import Found
@@ -34,10 +35,12 @@ class Answers:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        # Bound before a plugin is imported, which may replace them.
+        self._encode, self._write = json.dumps, os.write
 
     def say(self, **row: Any) -> None:
         """Write one line."""
-        os.write(self._file, json.dumps(row).encode() + b"\n")
+        self._write(self._file, self._encode(row).encode() + b"\n")
 
     def row(self, level: str, check: str, message: str, **more: Any) -> None:
         """Write a finding; `code`, `remedy` and `seconds` are optional."""
@@ -77,10 +80,12 @@ def _examine(job: Mapping[str, Any], answers: Answers) -> None:
     skip = set(cast("list[str]", job["skip"]))
     answers.say(at="import")
     watch = Watch()
+    left = Left()
     cpu = time.process_time()
     with watch:
         outcome = describe(found, new_manager(), lambda name: answers.say(at=name))
     cpu_ms = (time.process_time() - cpu) * 1000
+    outcome = outcome._replace(noise=(*outcome.noise, *left.told()))
     answers.say(outcome=_outcome(outcome), cpu_ms=cpu_ms, heavy=watch.places)
     compiled = _bytecode(found)
     if compiled is not None:
@@ -219,7 +224,8 @@ def _targets(described: Described, skip: set[str], deep: bool, answers: Answers)
             answers.row(
                 "bad",
                 "deep",
-                f"{row.label}: target {row.target!r} {fault.text}.",
+                f"{row.label}: target {row.target!r} {fault.text}"
+                + ("" if fault.text.endswith("?") else "."),
                 code="SGLD-P007",
                 remedy=fault.remedy,
             )

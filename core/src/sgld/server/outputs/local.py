@@ -31,6 +31,8 @@ log = structlog.get_logger("sgld.server")
 class LocalOutputs:
     """An output store in a local folder; see the module's text."""
 
+    remote = False
+
     def __init__(self, folder: Path | str) -> None:
         # Absolute, so that a change of the working folder moves nothing.
         self._folder = Path(folder).absolute()

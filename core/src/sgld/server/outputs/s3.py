@@ -44,6 +44,8 @@ class S3Outputs:
         UserError: a setting is missing or wrong, or boto3 is.
     """
 
+    remote = True
+
     def __init__(
         self,
         bucket: str,

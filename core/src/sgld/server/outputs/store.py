@@ -26,7 +26,12 @@ PREFIXES: Final = ("SGLD_", "SGLANG_")
 
 
 class OutputStore(Protocol):
-    """A place for finished files; methods may be called from any thread."""
+    """A place for finished files; methods may be called from any thread.
+
+    `remote`: `url` may have to ask somebody, so it is not for an event loop.
+    """
+
+    remote: bool
 
     def check(self) -> None:
         """Write, read and delete something small; `UserError` when the place cannot be used."""

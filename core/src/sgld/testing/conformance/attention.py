@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 import pytest
@@ -13,12 +13,22 @@ from torch import Tensor
 from sgld.ops.attention import attend
 from sgld.platforms.platform import Platform
 from sgld.testing.conformance.base import Contract, broken, expect
-from sgld.testing.conformance.hardware import device_or_skip, draw, dtypes_of, largest, tolerance
+from sgld.testing.conformance.hardware import (
+    device_or_skip,
+    draw,
+    dtypes_of,
+    expect_own,
+    largest,
+    tolerance,
+)
 from sgld.testing.host_sync import no_host_sync
 
 MASK: Final = "mask"
-SHAPES: Final = ((1, 1, 1, 1), (2, 16, 16, 2), (1, 33, 7, 3), (2, 5, 130, 4))
-"""(B, S, T, H): one token, equal lengths, fewer keys than queries, more keys than a block."""
+SHAPES: Final = ((1, 1, 1, 1), (2, 16, 16, 2), (1, 33, 7, 3), (2, 5, 130, 4), (1, 1030, 1027, 1))
+"""(B, S, T, H): one token, equal lengths, fewer keys than queries, more keys than a block, as many
+as a picture has."""
+COARSEST: Final = 0.25
+"""Results lie around 1: one that is further off says nothing any more."""
 OTHER_HEAD_DIMS: Final = (8, 40, 80, 96, 256)
 
 
@@ -31,6 +41,7 @@ class AttentionContract(Contract):
 
     kind: ClassVar[str] = "attention"
     named_by: ClassVar[str] = "backend"
+    told: ClassVar[tuple[str, ...]] = ("backend", "head_dims", "tolerance")
     backend: ClassVar[str] = ""
     """The id of the record."""
     head_dims: ClassVar[tuple[int, ...]] = (64, 128)
@@ -47,6 +58,14 @@ class AttentionContract(Contract):
     def attention(self, device: Platform) -> Callable[..., Tensor]:
         """The backend, imported on the device that it needs."""
         return self.target()
+
+    @classmethod
+    def mistold(cls) -> Iterator[str]:
+        """Head dims that are there, and a tolerance that a result of zeros does not keep."""
+        if not cls.head_dims or not all(type(d) is int and d > 0 for d in cls.head_dims):
+            yield f"head_dims={cls.head_dims!r} is no tuple of at least one head dim"
+        if cls.tolerance is not None and not 0 < cls.tolerance <= COARSEST:
+            yield f"tolerance={cls.tolerance!r} is not above 0 and at most {COARSEST}"
 
     @classmethod
     def can(cls) -> frozenset[str]:
@@ -170,6 +189,15 @@ class AttentionContract(Contract):
             got=f"{', '.join(changed)} changed",
             remedy="Work on copies.",
         )
+
+    def test_results_are_its_own(self, device: Platform, attention: Callable[..., Tensor]) -> None:
+        """A result stays when it is called again: each has memory of its own."""
+        q, k, v = self.inputs(device, self.each(device)[0], (2, 16, 24, 2), self.head_dims[0])
+        with torch.inference_mode():
+            first = attention(q, k, v)
+            before = first.clone()
+            second = attention(-q, k, v + 1)
+        expect_own([first], [before], [second], what="attention")
 
     def test_large_scores(self, device: Platform, attention: Callable[..., Tensor]) -> None:
         """Scores far from zero neither overflow nor lose the largest one."""

@@ -11,7 +11,8 @@ its tests for everybody to read:
         def test_requests_share_no_state(self, bench):
             super().test_requests_share_no_state(bench)
 
-As soon as such a test passes, it fails: the mark has to go.
+As soon as such a test passes, it fails: the mark has to go. Of the rest of a conformance class only
+what it lists in `told` may be set or overridden: its helpers and fixtures belong to the kit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from sgld.testing.isolated import owner_catalog
 
 KIT: Final = "sgld.testing.conformance"
 META: Final = "test_nothing_removed"
+FIXTURES: Final = frozenset({"bench", "live", "sgld_bench", "sgld_device"})
+"""Fixtures of `sgld.testing.plugin` on which conformance tests rely."""
 
 
 def broken(*, expected: str, got: Any, remedy: str) -> NoReturn:
@@ -56,6 +59,9 @@ class Contract:
     """Kind of the record: `pipeline`, `cache`, ..."""
     named_by: ClassVar[str] = ""
     """Attribute of the class that holds the record's id."""
+    told: ClassVar[tuple[str, ...]] = ("plugin",)
+    """Attributes and methods that a test class may set or override, besides those that `told` of
+    its bases lists."""
     _catalog: ClassVar[tuple[Any, Catalog] | None] = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -99,15 +105,23 @@ class Contract:
         entry = cls.entry()
         return load_target(entry.spec.target, entry)
 
+    @classmethod
+    def mistold(cls) -> Iterator[str]:
+        """What is wrong with the values of attributes in `told`, one text each: values with which
+        tests would test nothing."""
+        return iter(())
+
     def test_nothing_removed(self) -> None:
-        """Every conformance test is there, or is overridden with an xfail mark and its reason."""
-        faults = list(removals(type(self)))
+        """Every conformance test is there, or is overridden with an xfail mark and its reason; and
+        nothing is overridden on which they rely."""
+        faults = [*removals(type(self)), *changes(type(self)), *self.mistold()]
         expect(
             not faults,
             expected="every conformance test is inherited, or overridden with "
             "@pytest.mark.xfail(reason=...)",
             got="; ".join(faults),
-            remedy="Delete the override, or mark it with the reason why the contract is not kept.",
+            remedy="Delete the override, or mark it with the reason why the contract is not kept; "
+            f"besides tests a class may set {', '.join(told(type(self)))}.",
         )
 
 
@@ -135,6 +149,27 @@ def removals(cls: type) -> Iterator[str]:
             yield f"{owner.__name__}.{name} is {override!r}"
         elif not _reasons(override):
             yield f"{owner.__name__}.{name} is overridden without an xfail reason"
+
+
+def told(cls: type) -> list[str]:
+    """Names of what a conformance class is told."""
+    return list(dict.fromkeys(name for base in cls.__mro__ for name in _told(base)))
+
+
+def changes(cls: type) -> Iterator[str]:
+    """What a class overrides of the kit that is neither a test nor meant for it, one text each."""
+    kit = [base for base in cls.__mro__ if base.__module__.startswith(KIT)]
+    # Python itself puts names with two underscores into every class, and `catalog` keeps one.
+    names = {name for base in kit for name in vars(base) if not name.startswith("__")}
+    names |= FIXTURES | {"__getattribute__", "__init_subclass__"}
+    for name in sorted(names - {*told(cls), *conformance_tests(cls), "_catalog"}):
+        owner = next((base for base in cls.__mro__ if name in vars(base)), object)
+        if owner is not object and owner not in kit:
+            yield f"{owner.__name__}.{name} belongs to the kit"
+
+
+def _told(base: type) -> tuple[str, ...]:
+    return vars(base).get("told", ()) if base.__module__.startswith(KIT) else ()
 
 
 def _reasons(function: Any) -> list[str]:

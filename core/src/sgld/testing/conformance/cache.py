@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from typing import Any, ClassVar, Final
 
@@ -16,6 +16,7 @@ from sgld.engine.cache_policy import make_policy
 from sgld.testing.conformance.base import Contract, broken, expect
 from sgld.testing.conformance.cache_list import (
     ListModel,
+    ask,
     seen_frames,
     whole_chunk,
     write_chunk,
@@ -42,13 +43,25 @@ class CacheContract(Contract):
         settings: what it is made with; by default values of window, sink and limit, as far as it
             has them.
         chunk: frames of a chunk; fewer where the policy has room for fewer.
+        hides: why `visible` leaves out frames of the sink or the newest ones, of a policy that does
+            so on purpose; it has to show some frames nevertheless.
     """
 
     kind: ClassVar[str] = "cache"
     named_by: ClassVar[str] = "policy"
+    told: ClassVar[tuple[str, ...]] = ("policy", "settings", "chunk", "hides")
     policy: ClassVar[str] = ""
     settings: ClassVar[Mapping[str, Any] | None] = None
     chunk: ClassVar[int] = 2
+    hides: ClassVar[str] = ""
+
+    @classmethod
+    def mistold(cls) -> Iterator[str]:
+        """Chunks with frames, and words in `hides`."""
+        if type(cls.chunk) is not int or cls.chunk < 1:
+            yield f"chunk={cls.chunk!r} is no number of frames"
+        if not isinstance(cls.hides, str) or cls.hides != cls.hides.strip():
+            yield f"hides={cls.hides!r} is no reason in words"
 
     def test_is_a_frozen_policy(self) -> None:
         """The target makes a `Policy` whose settings cannot be changed."""
@@ -131,7 +144,7 @@ class CacheContract(Contract):
         for _ in range(self._room(policy)):
             kept, chunk = tuple(model.kept), model.coming(self._frames(policy))
             for name in ("drop", "drop_for_clean"):
-                gone = list(getattr(policy, name)(kept, chunk))
+                gone = ask(policy, name, kept, chunk)
                 indices = {frame.index for frame in kept}
                 expect(
                     set(gone) <= indices and len(set(gone)) == len(gone),
@@ -148,7 +161,7 @@ class CacheContract(Contract):
         for _ in range(self._room(policy)):
             model.begin(self._frames(policy))
             before = tuple(model.kept[: -len(model.chunk)])
-            seen = list(policy.visible(before, tuple(model.chunk)))
+            seen = ask(policy, "visible", before, tuple(model.chunk))
             inside = [frame for frame in before if frame in seen]
             expect(
                 seen == inside,
@@ -157,6 +170,36 @@ class CacheContract(Contract):
                 remedy="Filter `kept`, and leave its order alone.",
             )
 
+    def test_shows_sink_and_newest(self) -> None:
+        """What a chunk continues is visible to it: the sink, and the frames before it."""
+        policy = self._policy()
+        sink = self._settings().get("sink", 0)
+        model, hidden, shown = ListModel(policy), set[int](), 0
+        for _ in range(self._room(policy)):
+            model.begin(self._frames(policy))
+            before = tuple(model.kept[: -len(model.chunk)])
+            seen = {frame.index for frame in ask(policy, "visible", before, tuple(model.chunk))}
+            wanted = {frame.index for frame in before if frame.index < sink}
+            wanted |= {frame.index for frame in before[-1:]}
+            hidden |= wanted - seen
+            shown += len(seen)
+        expect(
+            shown,
+            expected="a chunk that sees at least one frame before it",
+            got=f"none in {model.count} frames",
+            remedy="Return from `visible` the frames of `kept` that the chunk attends to.",
+        )
+        expect(
+            bool(hidden) == bool(self.hides),
+            expected="frames of the sink or the newest ones are hidden, as `hides` says"
+            if self.hides
+            else f"the first {sink} frames and the newest one are visible while they are kept",
+            got=f"hidden at some time: {sorted(hidden) or 'none'}",
+            remedy="Return them from `visible`, or state in `hides` of the test class why not."
+            if hidden
+            else "Take `hides` out of the test class.",
+        )
+
     def test_answers_follow_from_the_records(self) -> None:
         """Asked twice, a policy answers the same."""
         policy = self._policy()
@@ -164,8 +207,7 @@ class CacheContract(Contract):
         for _ in range(self._room(policy)):
             kept, chunk = tuple(model.kept), model.coming(self._frames(policy))
             for name in ("drop", "drop_for_clean", "visible"):
-                ask = getattr(policy, name)
-                first, again = list(ask(kept, chunk)), list(ask(kept, chunk))
+                first, again = (ask(policy, name, kept, chunk) for _ in range(2))
                 expect(
                     first == again,
                     expected=f"{name} answers the same when it is asked again",

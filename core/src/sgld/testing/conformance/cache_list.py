@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, cast
 
 import torch
 
+from sgld.causal.asking import gone, seen
+from sgld.causal.errors import StateError
 from sgld.causal.kv import KvCache
 from sgld.causal.policies import Frame, Policy
 from sgld.causal.positions import Absolute
+from sgld.testing.conformance.base import broken
 
 
 class ListModel:
@@ -36,23 +40,37 @@ class ListModel:
     def begin(self, frames: int, shot: int = 0) -> None:
         """A chunk begins."""
         self.chunk = list(self.coming(frames, shot))
-        self._forget(self.policy.drop(tuple(self.kept), tuple(self.chunk)))
+        self._forget(ask(self.policy, "drop", tuple(self.kept), tuple(self.chunk)))
         self.kept += self.chunk
         self.count, self._shot = self.count + frames, shot
 
     def clean(self) -> None:
         """The pass over the clean chunk comes next."""
         before = tuple(self.kept[: -len(self.chunk)])
-        self._forget(self.policy.drop_for_clean(before, tuple(self.chunk)))
+        self._forget(ask(self.policy, "drop_for_clean", before, tuple(self.chunk)))
 
     def seen(self) -> Iterator[int]:
         """Indices that the chunk attends to, in order of time."""
         before = tuple(self.kept[: -len(self.chunk)])
-        seen = self.policy.visible(before, tuple(self.chunk))
-        yield from sorted(frame.index for frame in (*seen, *self.chunk))
+        sees = ask(self.policy, "visible", before, tuple(self.chunk))
+        yield from sorted(frame.index for frame in (*sees, *self.chunk))
 
     def _forget(self, gone: Collection[int]) -> None:
         self.kept = [frame for frame in self.kept if frame.index not in gone]
+
+
+def ask(policy: Policy, name: str, kept: Sequence[Frame], chunk: Sequence[Frame]) -> list[Any]:
+    """What a method of a policy answers; ends the test when that is nothing it may answer."""
+    try:
+        if name == "visible":
+            return list(seen(policy, kept, chunk))
+        return gone(policy, cast("Literal['drop', 'drop_for_clean']", name), kept, chunk)
+    except StateError as error:
+        broken(
+            expected=f"{name} answers as `sgld.causal.policies.Policy` says",
+            got=error.message,
+            remedy=error.remedy,
+        )
 
 
 def write_chunk(cache: KvCache, frames: int, shot: int = 0) -> None:

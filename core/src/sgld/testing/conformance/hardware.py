@@ -3,7 +3,7 @@ how far a result may be from its reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NoReturn
 
@@ -16,6 +16,7 @@ from sgld.api.specs import Requires
 from sgld.platforms.platform import Platform
 from sgld.plugins.catalog import load_target
 from sgld.plugins.choose import reasons
+from sgld.testing.conformance.base import expect
 from sgld.testing.isolated import owner_catalog
 
 TESTED: Final = ("float32", "bfloat16", "float16")
@@ -70,6 +71,30 @@ def tolerance(dtype: torch.dtype) -> float:
 def largest(error: torch.Tensor) -> str:
     """The largest element for a message."""
     return f"{error.abs().max().item():.3g}" if error.numel() else "nothing"
+
+
+def expect_own(
+    first: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor],
+    second: Sequence[torch.Tensor],
+    *,
+    what: str,
+) -> None:
+    """Fail unless the results of a call are as they were `before` the second call, and those of the
+    second lie elsewhere."""
+    __tracebackhide__ = True
+    memory = {tensor.untyped_storage().data_ptr() for tensor in first if tensor.numel()}
+    shared = [t for t in second if t.numel() and t.untyped_storage().data_ptr() in memory]
+    same = all(
+        torch.equal(now.nan_to_num(), old.nan_to_num())
+        for now, old in zip(first, before, strict=True)
+    )
+    expect(
+        same and not shared,
+        expected=f"the first result as it was after a second call ({what})",
+        got="both lie in the same memory" if shared else "other numbers",
+        remedy="Return a new tensor each time; a buffer that is kept belongs to whoever has it.",
+    )
 
 
 def draw(

@@ -13,10 +13,18 @@ from torch import Tensor
 from sgld.ops.table import Ops
 from sgld.platforms.platform import Platform
 from sgld.testing.conformance.base import Contract, broken, expect
-from sgld.testing.conformance.hardware import device_or_skip, dtypes_of, largest, tolerance
+from sgld.testing.conformance.hardware import (
+    device_or_skip,
+    dtypes_of,
+    expect_own,
+    largest,
+    tolerance,
+)
 from sgld.testing.conformance.op_cases import CASES, MAY_OVERWRITE, Case, Inputs, Sizes
 from sgld.testing.host_sync import no_host_sync
 
+LEAST: Final = 8
+"""Least width of a head."""
 OTHERWISE_ROUNDED: Final = 0.02
 """Part of the elements that an exact kernel in half precision may round the other way: sums in
 another order end next to a tie now and then, a rounding left out shows in many more."""
@@ -31,6 +39,7 @@ class KernelContract(Contract):
 
     kind: ClassVar[str] = "kernel"
     named_by: ClassVar[str] = "kernel"
+    told: ClassVar[tuple[str, ...]] = ("kernel", "sizes")
     kernel: ClassVar[str] = ""
     """The id of the record."""
     sizes: ClassVar[Sizes] = Sizes(width=256, heads=2)
@@ -45,6 +54,13 @@ class KernelContract(Contract):
     def run(self, device: Platform) -> Callable[..., Any]:
         """The kernel, imported on the device that it needs."""
         return self.target()
+
+    @classmethod
+    def mistold(cls) -> Iterator[str]:
+        """Sizes at which there is something to compute."""
+        width, heads = cls.sizes
+        if heads < 1 or width < LEAST * heads or width % heads:
+            yield f"{cls.sizes!r}: a width of at least {LEAST} for each head, and a multiple"
 
     @classmethod
     def op(cls) -> str:
@@ -166,6 +182,14 @@ class KernelContract(Contract):
                 remedy="Initialise what the kernel accumulates into; sum in a fixed order.",
             )
 
+    def test_results_are_its_own(self, device: Platform, run: Callable[..., Any]) -> None:
+        """A result stays when the kernel is called again: each has memory of its own."""
+        for dtype, case in self.cases(device):
+            first = self._call(run, case)
+            before = [tensor.clone() for tensor in first]
+            second = self._call(run, _halved(case))
+            expect_own(first, before, second, what=f"{case.name}, {dtype}")
+
     def test_host_does_not_wait(self, device: Platform, run: Callable[..., Any]) -> None:
         """No call makes the host wait for the device; only CUDA shows it."""
         if device.torch_device.type != "cuda":
@@ -213,6 +237,19 @@ def _copy(tensor: Tensor) -> Tensor:
     stored = tensor.untyped_storage().clone()
     fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return fresh.set_(stored, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _halved(case: Case) -> Case:
+    """The same call on other numbers, with the same strides."""
+    case = _copied(case)
+    for value in case.args:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            # All of its memory: an expanded view cannot be written to.
+            stored = value.untyped_storage()
+            flat = torch.empty(0, dtype=value.dtype, device=value.device)
+            size = torch.Size((stored.nbytes() // value.itemsize,))
+            flat.set_(stored, 0, size, (1,)).mul_(0.5)
+    return case
 
 
 def _tensors(result: Any) -> list[Tensor]:

@@ -21,17 +21,22 @@ class OfPipeline(Contract):
         pictured: parameters of requests with an input picture, where it has to show.
         guided: parameters that switch classifier-free guidance on.
         streamed: component or residency group whose layers `layerwise-offload` can stream.
+        resized: parameters of a request of another size; by default one twice as wide.
         tiled: parameters of a request that is large enough for `--vae-tiling` to cut it.
     """
 
     kind: ClassVar[str] = "pipeline"
     named_by: ClassVar[str] = "pipeline"
+    told: ClassVar[tuple[str, ...]] = (
+        "pipeline", "params", "options", "pictured", "guided", "streamed", "resized", "tiled",
+    )  # fmt: skip
     pipeline: ClassVar[str] = ""
     params: ClassVar[Mapping[str, Any]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
     pictured: ClassVar[Mapping[str, Any]] = {}
     guided: ClassVar[Mapping[str, Any]] = {"guidance_scale": 4.0}
     streamed: ClassVar[str] = "dit"
+    resized: ClassVar[Mapping[str, Any]] = {}
     tiled: ClassVar[Mapping[str, Any]] = {}
 
 

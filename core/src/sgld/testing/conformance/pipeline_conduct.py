@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
+from typing import Final
 
+import torch
+
+from sgld.engine.call import StageRun
 from sgld.engine.causal import CausalPipeline
 from sgld.engine.job import Job
+from sgld.engine.stage import Stage
 from sgld.messages import Request
 from sgld.testing.bench import Engines
 from sgld.testing.conformance.base import broken, expect
 from sgld.testing.conformance.pipeline_base import OfPipeline
 from sgld.testing.engine_rig import EngineRig
 from sgld.testing.watching import StageWatch, Watch
+
+MORE: Final = 2
+"""Requests after which a leak shows."""
 
 
 class Conduct(OfPipeline):
@@ -109,6 +117,26 @@ class Conduct(OfPipeline):
             "or its parts.",
         )
 
+    def test_nothing_piles_up(self, bench: Engines) -> None:
+        """After each further request there are as many tensors as before it."""
+        rig = bench.rig(batching="off")
+        rig.plain()  # what is made once may stay
+        with _float_tensors() as count:
+            found: list[int] = []
+            for seed in range(11, 12 + MORE):
+                rig.run(rig.request(seed=seed))
+                rig.told.clear()
+                if seed in (11, 11 + MORE):
+                    found.append(count())
+        left = found[1] - found[0]
+        expect(
+            left < MORE,
+            expected=f"as many tensors after {MORE} further requests as before",
+            got=f"{left} more",
+            remedy="Keep no results or intermediate tensors of requests anywhere; a cache has a "
+            "bound.",
+        )
+
     def test_state_is_as_large_as_it_says(self, bench: Engines) -> None:
         """`state_bytes` of a causal pipeline is what its state holds at most: that is reserved."""
         rig = bench.rig(batching="off")
@@ -147,6 +175,23 @@ class Conduct(OfPipeline):
                 remedy="Yield at least one call for each step, and report progress after each.",
             )
         return request
+
+
+@contextmanager
+def _float_tensors() -> Iterator[Callable[[], int]]:
+    """Counts the tensors of floating point that were made inside and are still there."""
+
+    def count() -> int:
+        gc.collect()
+        # By type: objects that claim to be of another class may do work when they are asked for it.
+        made = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
+        return sum(value.is_floating_point() for value in made)
+
+    gc.freeze()  # what is there already need not be looked through: it takes seconds
+    try:
+        yield count
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
@@ -201,14 +246,15 @@ def _from1(rows: list[tuple[str, int, int]]) -> range:
     return range(1, len(rows) + 1)
 
 
-class _Weigh:
+class _Weigh(Stage):
     """A stage that notes the size of the state."""
 
-    id, reads, writes, uses = "weigh", ("state",), (), ()
+    id = "weigh"
+    reads = ("state",)
 
     def __init__(self, sizes: list[int]) -> None:
         self._sizes = sizes
 
-    def run(self, job: Job) -> object:
+    def run(self, job: Job) -> StageRun:
         self._sizes.append(job.slots.state.nbytes())
-        return iter(())
+        yield from ()

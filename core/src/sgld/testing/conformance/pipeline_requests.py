@@ -7,11 +7,12 @@ import random
 import numpy as np
 import torch
 
+from sgld.api.errors import ParameterError
 from sgld.messages import Output
 from sgld.testing.bench import Engines
 from sgld.testing.conformance.base import expect
 from sgld.testing.conformance.pipeline_base import OfPipeline, expect_other, expect_same
-from sgld.testing.engine_rig import EngineRig, picture
+from sgld.testing.engine_rig import STEPS, EngineRig, picture
 from sgld.testing.watching import Watch
 
 APART = "Keep what belongs to a request in the job's slots; a pipeline object serves all requests."
@@ -31,15 +32,8 @@ class Requests(OfPipeline):
             got=f"{output.kind!r}",
             remedy="Correct the kind in `media`, or `tasks` of the record.",
         )
+        _expect_size(output)
         used = output.parameters
-        frames = used.get("num_frames", 1) if output.kind == "video" else 1
-        size = (frames, used["height"], used["width"], 3)
-        expect(
-            output.frames.shape == size,
-            expected=f"frames {list(size)}, as the parameters say",
-            got=list(output.frames.shape),
-            remedy="Make what was asked for, round in `settle` and say so, or report it in `used`.",
-        )
         fps = used.get("fps", 0) if output.kind == "video" else 0
         expect(
             output.fps == fps,
@@ -47,6 +41,35 @@ class Requests(OfPipeline):
             got=output.fps,
             remedy="`media` gives the request's fps for a clip, and 0 for a picture.",
         )
+
+    def test_other_sizes_and_steps(self, bench: Engines) -> None:
+        """Another size and another count of steps work too, or the parameters refuse them."""
+        rig = bench.rig(batching="off")
+        plain = rig.plain()
+        wishes = [dict(self.resized) or {"width": 2 * plain.parameters["width"]}]
+        if rig.defaults.get("num_inference_steps") == STEPS:
+            wishes.append({"num_inference_steps": STEPS + 1})
+        for wish in wishes:
+            try:
+                request = rig.request(**wish)
+            except ParameterError as error:
+                refused = {problem.field for problem in error.problems}
+                expect(
+                    refused <= {*wish, "width", "height"} and not self.resized,
+                    expected=f"a request with {wish}, or a refusal that names what is wrong in it",
+                    got=str(error),
+                    remedy="Refuse values by the name of their field; a size that is taken stands "
+                    "in `resized` of the test class.",
+                )
+                continue
+            other = rig.run(request)
+            _expect_size(other)
+            expect_other(
+                plain,
+                other,
+                what=f"requests without and with {wish}",
+                remedy="Use the request's size and steps, or refuse others in its parameters.",
+            )
 
     def test_values_are_finite_and_in_range(self, bench: Engines) -> None:
         """Frames lie within 0..1 (or are uint8), latents are finite."""
@@ -165,6 +188,19 @@ class Requests(OfPipeline):
         for expected, request in zip(alone, (first, second), strict=True):
             found = rig.output(request)
             expect_same(expected, found, what="a request alone and beside another", remedy=APART)
+
+
+def _expect_size(output: Output) -> None:
+    __tracebackhide__ = True
+    used = output.parameters
+    frames = used.get("num_frames", 1) if output.kind == "video" else 1
+    size = (frames, used["height"], used["width"], 3)
+    expect(
+        output.frames.shape == size,
+        expected=f"frames {list(size)}, as the parameters say",
+        got=list(output.frames.shape),
+        remedy="Make what was asked for, round in `settle` and say so, or report it in `used`.",
+    )
 
 
 def _disturbed(rig: EngineRig, seed: int) -> Output:

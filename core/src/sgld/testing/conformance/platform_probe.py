@@ -14,6 +14,7 @@ class ProbeContract(Contract):
 
     kind: ClassVar[str] = "platform"
     named_by: ClassVar[str] = "platform"
+    told: ClassVar[tuple[str, ...]] = ("platform", "variable")
     platform: ClassVar[str] = ""
     """The id of the record."""
     variable: ClassVar[str] = ""

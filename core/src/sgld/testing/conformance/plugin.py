@@ -139,7 +139,7 @@ class PluginContract(Contract):
             set(states) == brings,
             expected=f"contracts of just the kinds that it brings: {', '.join(sorted(brings))}",
             got=f"{', '.join(sorted(states))}",
-            remedy="Correct `Plugin.contracts`.",
+            remedy="Correct `Plugin.contracts`, or add the hook that gives the records.",
         )
         wrong = {kind: v for kind, v in states.items() if not _within(v, CONTRACTS[kind])}
         expect(

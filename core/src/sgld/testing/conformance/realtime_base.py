@@ -25,6 +25,7 @@ class OfAdapter(Contract):
 
     kind: ClassVar[str] = "realtime"
     named_by: ClassVar[str] = "adapter"
+    told: ClassVar[tuple[str, ...]] = ("adapter", "init", "samples", "options")
     adapter: ClassVar[str] = ""
     init: ClassVar[Mapping[str, Any]] = {}
     samples: ClassVar[Mapping[str, Any]] = {}

@@ -39,6 +39,9 @@ class StageContract(Contract):
 
     kind: ClassVar[str] = "stage"
     named_by: ClassVar[str] = "stage"
+    told: ClassVar[tuple[str, ...]] = (
+        "stage", "params", "parts", "make_stage", "slots", "components", "answer", "make_job",
+    )  # fmt: skip
     stage: ClassVar[str | type[Stage]] = ""
     params: ClassVar[Any] = {}
     parts: ClassVar[Mapping[str, Any]] = {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sgld.api.errors import ModelError
@@ -56,7 +56,6 @@ class Described(NamedTuple):
         stride: clips have `stride`·k + 1 frames; 1 when it names none.
         defaults: width, height and num_frames where the class computes them.
         steps: how it tells of its steps: `end` (callback_on_step_end), `old` (callback), or empty.
-        sound: it makes sound too.
     """
 
     source: ClassSource
@@ -69,7 +68,6 @@ class Described(NamedTuple):
     stride: int
     defaults: Mapping[str, int]
     steps: str
-    sound: bool
 
     @property
     def name(self) -> str:
@@ -93,7 +91,7 @@ def describe(source: ClassSource, instance: Instance) -> Described:
     steps = "old" if "callback" in arguments else ""
     return Described(
         source=source,
-        kind=_kind(source, call, arguments),
+        kind=_kind(source, arguments),
         arguments=arguments,
         image=image,
         needs_image=bool(image) and _needs(source.name, arguments[image]),
@@ -102,15 +100,11 @@ def describe(source: ClassSource, instance: Instance) -> Described:
         stride=_stride(source, instance),
         defaults=defaults,
         steps="end" if "callback_on_step_end" in arguments else steps,
-        sound=bool(_made(call) & SOUND),
     )
 
 
-def _kind(source: ClassSource, call: ast.FunctionDef, arguments: Mapping[str, Argument]) -> str:
-    made: set[str] = set()
-    for node in ast.walk(call):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            made |= {row.arg or "" for row in node.value.keywords if not _is_none(row.value)}
+def _kind(source: ClassSource, arguments: Mapping[str, Argument]) -> str:
+    made = _made([cls for cls in lineage(source) if cls.method("__call__") is not None])
     if made & SOUND and made & CLIPS:
         raise ModelError(
             f"{source.name} makes sound beside its frames, and a clip is delivered without.",
@@ -129,18 +123,37 @@ def _kind(source: ClassSource, call: ast.FunctionDef, arguments: Mapping[str, Ar
     return "video" if "num_frames" in arguments else "image"
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _made(call: ast.FunctionDef) -> set[str]:
-    """Names of what `__call__` returns."""
-    return {
-        keyword.arg or ""
+def _made(classes: Sequence[ClassSource]) -> set[str]:
+    """What the first class's `__call__` makes, by the fields of the outputs that it returns; where
+    it names none and hands over to its base, what that one makes."""
+    call = classes[0].method("__call__") if classes else None
+    if call is None:
+        return set()
+    made = {
+        row.arg or ""
         for node in ast.walk(call)
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Call)
-        for keyword in node.value.keywords
+        if ast.unparse(node.value.func).endswith("Output")
+        for row in node.value.keywords
+        if not _is_none(row.value)
     }
+    if not made and any(map(_hands_over, ast.walk(call))):
+        return _made(classes[1:])
+    return made
+
+
+def _hands_over(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "__call__"
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "super"
+    )
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _needs(name: str, argument: Argument) -> bool:
@@ -273,8 +286,3 @@ def _instead(node: ast.expr, name: str) -> ast.expr:
     if isinstance(node, ast.IfExp) and _subject(node.body) == name:
         return node.orelse
     return node
-
-
-def base_names(source: ClassSource) -> list[str]:
-    """Names of the class and of the bases that could be read."""
-    return [cls.name for cls in lineage(source)]

@@ -44,6 +44,8 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "len": len, "sum": sum, "max": max, "min": min, "int": int, "list": list, "tuple": tuple,
     "bool": bool, "abs": abs,
 }  # fmt: skip
+MOST_READS: Final = 100_000
+"""Expressions looked at for one object; local values that use each other grow without end."""
 BIGGEST: Final = 2**24
 """Grids and sizes are small; larger numbers are a sign of something that was not understood."""
 
@@ -84,6 +86,13 @@ class Instance:
         self._children = dict(children or {})
         self._config = Config(config or {})
         self._busy: set[str] = set()
+        self._reads = 0
+
+    def count(self) -> None:
+        """One more expression is looked at; raises Unknown when these are too many."""
+        self._reads += 1
+        if self._reads > MOST_READS:
+            raise Unknown("too much to follow")
 
     def attribute(self, name: str) -> Any:
         """An attribute that `__init__` or the class body sets, or a configuration value.
@@ -153,6 +162,10 @@ def local_values(function: ast.FunctionDef) -> dict[str, ast.expr]:
     return {name: values[0] for name, values in seen.items() if len(values) == 1}
 
 
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
 class _Reader:
     """Follows one expression."""
 
@@ -163,6 +176,7 @@ class _Reader:
         self._busy: set[str] = set()
 
     def read(self, node: ast.AST) -> Any:
+        self._owner.count()
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise Unknown(type(node).__name__)
@@ -211,6 +225,8 @@ class _Reader:
         left, right = self.read(node.left), self.read(node.right)
         if isinstance(node.op, ast.Pow) and (abs(right) > 32 or abs(left) > 64):
             raise Unknown("too large")
+        if isinstance(node.op, ast.Mult | ast.Mod) and not _are_numbers(left, right):
+            raise Unknown("a text or a list made longer")
         return OPERATORS[type(node.op)](left, right)
 
     def _boolop(self, node: ast.BoolOp) -> Any:

@@ -65,7 +65,7 @@ def read_signature(function: ast.FunctionDef) -> dict[str, Argument]:
 def _literal(node: ast.expr | None) -> Any:
     try:
         return ast.literal_eval(node) if node is not None else UNKNOWN
-    except ValueError:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return UNKNOWN
 
 
@@ -76,7 +76,7 @@ def _of_value(value: Any) -> tuple[type, ...]:
 def _scalars(node: ast.expr | None) -> tuple[type, ...]:
     """The scalar alternatives of an annotation."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return _scalars(ast.parse(node.value, mode="eval").body)
+        return _scalars(_parsed(node.value))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return tuple(dict.fromkeys((*_scalars(node.left), *_scalars(node.right))))
     if isinstance(node, ast.Subscript):
@@ -88,6 +88,14 @@ def _scalars(node: ast.expr | None) -> tuple[type, ...]:
     if isinstance(node, ast.Name) and node.id in SCALARS:
         return (SCALARS[node.id],)
     return ()
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """An annotation that is written as text; None when it is no expression."""
+    try:
+        return ast.parse(text, mode="eval").body
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _docs(text: str) -> dict[str, str]:
@@ -109,5 +117,6 @@ def _docs(text: str) -> dict[str, str]:
 def _sentence(text: str) -> str:
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "").replace("~", "")
     end = re.search(r"\.(\s|$)", plain)
-    first = plain[: end.start() + 1] if end else plain
+    first = plain[: end.start() + 1] if end else plain.rstrip(" ,;:")
+    first += "" if not first or first[-1] in ".!?" else "."
     return first if len(first) <= 300 else first[:297] + "..."

@@ -11,6 +11,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from torch import nn
 
 from sgld.api.errors import FeatureError
+from sgld_wan.models.vae_conv import for_cpu
 from sgld_wan.models.vae_stream import History, decode_chunk, encode_chunk, new_history
 
 
@@ -24,6 +25,7 @@ class Vae(nn.Module):
         super().__init__()
         # Typed as Any: from_config is declared to return a pair as well.
         self.model: Any = AutoencoderKLWan.from_config(dict(config))
+        for_cpu(self.model)
         # diffusers' tiled code keeps its history on the module: one caller at a time.
         self._tiles = Lock()
         if tiling:

@@ -36,6 +36,7 @@ export class Setup {
     this.#facts = facts;
     const { defaults, realtime } = facts;
     const rows = new Map(realtime.parameters.map((row) => [row.name, row]));
+    this.#field("prompt").value ||= defaults.prompt ?? "";
     this.#field("size").value ||= `${defaults.width}x${defaults.height}`;
     this.#field("seed").value ||= "42";
     this.#field("fps").value ||= defaults.fps ?? "";

@@ -1,0 +1,84 @@
+"""Models that come with an installed distribution (`ModelSpec`): found by name, without a download,
+and used where no model is named. Torch-free.
+
+    entry_of(path, catalog)     the record that a model path names, or None
+    files_of(entry, options)    its checkpoint
+    picture_of(entry)           what its requests begin with
+    only_model(catalog)         the one to use when no model is named, or None
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from sgld.api.errors import PluginError
+from sgld.api.specs import ModelSpec
+from sgld.params.serving import ServingOptions
+from sgld.plugins.catalog import Catalog
+from sgld.plugins.doctor.targets import locate
+from sgld.plugins.failures import failure
+from sgld.plugins.resolve import Entry
+from sgld.weights.files import ModelFiles
+from sgld.weights.resolve import resolve
+
+
+def entry_of(path: str, catalog: Catalog) -> Entry[ModelSpec] | None:
+    """The bundled model of this name; a file or folder of that name goes before it."""
+    entry = catalog.models.get(path)
+    return None if entry is None or os.path.lexists(path) else entry
+
+
+def only_model(catalog: Catalog) -> Entry[ModelSpec] | None:
+    """The bundled model, where just one is installed."""
+    entries = list(catalog.models.values())
+    return entries[0] if len(entries) == 1 else None
+
+
+def files_of(entry: Entry[ModelSpec], options: ServingOptions) -> ModelFiles:
+    """The checkpoint, under the record's own name.
+
+    Raises:
+        PluginError: the distribution lacks it.
+        ParameterError: a revision, which it has not.
+    """
+    files = resolve(str(_folder(entry)), revision=options.revision, model_id=options.model_id)
+    return dataclasses.replace(files, name=entry.spec.id)
+
+
+def picture_of(entry: Entry[ModelSpec]) -> str:
+    """The path of the picture that it begins with, empty when it has none.
+
+    Raises PluginError when the distribution lacks it.
+    """
+    name = entry.spec.picture
+    if not name:
+        return ""
+    path = _folder(entry) / name
+    if not path.is_file():
+        raise _lacks(entry, f"its picture {name!r}")
+    return str(path)
+
+
+def _folder(entry: Entry[ModelSpec]) -> Path:
+    package, _, inside = entry.spec.folder.partition(":")
+    spec = locate(package)
+    places = spec.submodule_search_locations if spec is not None else None
+    for place in places or ():
+        folder = Path(place, *inside.split("/"))
+        if folder.is_dir():
+            return folder
+    raise _lacks(entry, f"its folder {entry.spec.folder!r}")
+
+
+def _lacks(entry: Entry[ModelSpec], what: str) -> PluginError:
+    row = failure(
+        "SGLD-P007",
+        entry.plugin,
+        f"model {entry.spec.id!r} is not complete: {what} is not there.",
+        dist=entry.dist,
+        version=entry.version,
+        hint=f"Install {entry.dist} again.",
+    )
+    return PluginError(str(row), failures=(row,))

@@ -1,0 +1,229 @@
+"""Judge a checkpoint of the demo world against the renderer, through sgld's own sessions.
+
+    python examples/train_demo_world/evaluate.py --model FOLDER --out DIR [--device cuda]
+
+    walks       32 held-out walks from their first frames: PSNR, SSIM, edge energy by chunk
+    steering    how well the camera follows the keys over 200 frames (a taught network tells)
+    stability   2000 frames: edges, mean colour and histogram against the renderer on the same keys
+    switch      a new prompt: after how many chunks the look is there (a taught network tells)
+    seeds       two seeds differ, one repeats
+
+Everything goes into `evaluation.json`, and strips of pictures beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from demo_world import data, judges, looks, metrics, motion, pictures, scene
+from torch import Tensor
+
+import sgld
+
+FIRST: Final = 9
+CHUNK: Final = 12
+FPS: Final = 12
+CPU: Final = torch.device("cpu")
+
+
+class Bench(NamedTuple):
+    """Args:
+    model: the loaded checkpoint.
+    size: (height, width).
+    steps: denoising steps, None: the model's own.
+    out: folder of the pictures.
+    """
+
+    model: Any
+    size: tuple[int, int]
+    steps: tuple[int, ...] | None
+    out: Path
+
+    def session(self, first: Tensor, prompt: str, seed: int) -> Any:
+        """A session that begins with the frame `first` [3, H, W]."""
+        height, width = self.size
+        given: dict[str, Any] = {"width": width, "height": height, "num_frames": 21, "fps": FPS}
+        if self.steps:
+            given |= {"dmd_denoising_steps": self.steps, "num_inference_steps": len(self.steps)}
+        picture = pictures.to_bytes(first[None])[0]
+        return self.model.session(first_frame=picture, prompt=prompt, seed=seed, **given)
+
+    def walk(self, clips: data.Clips, clip: int, chunks: int, seed: int) -> Tensor:
+        """Frames [T, 3, H, W] that the model makes of a clip's first frame, keys and first look."""
+        first = _truth(clips, clip, slice(0, 1), self.size)[0]
+        with self.session(first, _prompt(clips, clip, 0), seed) as session:
+            session.send("camera_actions", motion.levels_of(clips.axes, clip))
+            return torch.cat([_frames(session.step()) for _ in range(chunks)])
+
+
+def _frames(chunk: Any) -> Tensor:
+    return torch.from_numpy(np.array(chunk.frames)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _truth(clips: data.Clips, clip: int, part: slice, size: tuple[int, int]) -> Tensor:
+    """Drawn frames [T, 3, H, W] of one clip."""
+    return clips.one(clip).draw(torch.float32, part, size)[0].transpose(0, 1)
+
+
+def _prompt(clips: data.Clips, clip: int, chunk: int) -> str:
+    return looks.plain_caption(looks.ALL[int(clips.looks[clip, chunk])])
+
+
+def walks(bench: Bench, clips: int) -> dict[str, Any]:
+    """PSNR, SSIM and edges of chunks 0, 1, 2 and 8 (0 begins with the given frame)."""
+    drawn = data.sample(clips, 9, 4242, CPU, switch=0.0, plain=True)
+    made = [bench.walk(drawn, clip, 9, 100 + clip) for clip in range(clips)]
+    result: dict[str, Any] = {}
+    for chunk in (0, 1, 2, 8):
+        begin = 0 if chunk == 0 else FIRST + CHUNK * (chunk - 1)
+        part = slice(begin, FIRST + CHUNK * chunk)
+        truth = torch.cat([_truth(drawn, clip, part, bench.size) for clip in range(clips)])
+        held = torch.cat([_truth(drawn, clip, slice(0, 1), bench.size).expand(
+            part.stop - begin, -1, -1, -1) for clip in range(clips)])  # fmt: skip
+        result[f"chunk_{chunk}"] = {
+            **metrics.table(torch.cat([frames[part] for frames in made]), truth),
+            "first_frame_held": round(metrics.psnr(held, truth), 2),
+        }
+    rows = []
+    for clip in range(min(clips, 5)):
+        rows += [_truth(drawn, clip, slice(0, None, 12), bench.size), made[clip][::12]]
+    pictures.strip(bench.out / "walks.png", rows)
+    return result
+
+
+def steering(bench: Bench, judge: judges.Steps, clips: int) -> dict[str, Any]:
+    """Mean error of the estimated step against the true one, in parts of a key's step, for what
+    the model makes and for what the renderer draws, which is how well the judge sees at all."""
+    chunks = 17  # 201 frames
+    drawn = data.sample(clips, chunks, 5151, CPU, switch=0.0, plain=True)
+    errors: dict[str, list[Tensor]] = {"made": [], "drawn": []}
+    signs: list[Tensor] = []
+    for clip in range(clips):
+        true = judges.steps_of(drawn.path, clip)
+        told = judge.tell(bench.walk(drawn, clip, chunks, 200 + clip))
+        at = drawn.one(clip).draw(torch.float32, size=judges.SIZE)[0].transpose(0, 1)
+        errors["made"].append((told - true).abs())
+        errors["drawn"].append((judge.tell(at) - true).abs())
+        moved = true.abs() > 0.5
+        signs.append(((told * true) > 0.25)[moved].float())
+    names = ("walk", "strafe", "turn", "look")
+    result: dict[str, Any] = {
+        kind: dict(zip(names, torch.cat(rows).mean(0).tolist(), strict=True))
+        for kind, rows in errors.items()
+    }
+    return {**result, "right_way": float(torch.cat(signs).mean())}
+
+
+def stability(bench: Bench, frames: int) -> dict[str, Any]:
+    """A long walk: every hundred frames edges over the renderer's, distance of mean colours (of
+    255) and of colour histograms (total variation)."""
+    chunks = -(-(frames - FIRST) // CHUNK) + 1
+    drawn = data.sample(1, chunks, 6161, CPU, switch=0.0, plain=True)
+    made = bench.walk(drawn, 0, chunks, 300)
+    truth = _truth(drawn, 0, slice(0, None, 5), bench.size)
+    rows: list[dict[str, float]] = []
+    for begin in range(0, frames - 99, 100):
+        one, two = made[begin : begin + 100 : 5], truth[begin // 5 : begin // 5 + 20]
+        colours = (one.mean((0, 2, 3)) - two.mean((0, 2, 3))).abs().max() * 127.5
+        rows.append({
+            "frame": begin,
+            "edges": round(metrics.edge_energy(one) / metrics.edge_energy(two), 3),
+            "colour": round(float(colours), 2),
+            "histogram": round(_apart(one, two), 3),
+        })  # fmt: skip
+    step = max(1, len(made) // 12)
+    pictures.strip(bench.out / "stability.png", [made[::step], truth[:: max(1, step // 5)]])
+    return {"frames": len(made), "look": _prompt(drawn, 0, 0), "windows": rows,
+            "finite": bool(made.isfinite().all())}  # fmt: skip
+
+
+def _apart(one: Tensor, two: Tensor) -> float:
+    def shares(frames: Tensor) -> Tensor:
+        rows = [torch.histc(frames[:, n], 24, -1, 1) / frames[:, n].numel() for n in range(3)]
+        return torch.stack(rows)
+
+    return float((shares(one) - shares(two)).abs().sum(1).mean() / 2)
+
+
+def switch(bench: Bench, judge: judges.Looks, cases: int) -> dict[str, Any]:
+    """Walk four chunks, ask for another look, walk four more: the share of sessions whose look the
+    judge tells right at the end of each chunk, before and after."""
+    lots, right = random.Random(9), torch.zeros(8)
+    drawn = data.sample(cases, 8, 7171, CPU, switch=0.0, plain=True)
+    rows = []
+    for case in range(cases):
+        before = looks.ALL[int(drawn.looks[case, 0])]
+        after = looks.changed(before, lots)
+        first = _truth(drawn, case, slice(0, 1), bench.size)[0]
+        with bench.session(first, looks.plain_caption(before), 400 + case) as session:
+            session.send("camera_actions", motion.levels_of(drawn.axes, case))
+            ends: list[Tensor] = []
+            for chunk in range(8):
+                if chunk == 4:
+                    session.send("prompt", looks.plain_caption(after))
+                ends.append(_frames(session.step())[-1])
+        told = judge.tell(torch.stack(ends))
+        right += torch.tensor([look == (before, after)[n > 3] for n, look in enumerate(told)])
+        rows.append(torch.stack(ends))
+    pictures.strip(bench.out / "switch.png", rows[:6])
+    return {"right_at_chunk": (right / cases).tolist(), "switched_before_chunk": 4}
+
+
+def seeds(bench: Bench) -> dict[str, Any]:
+    """Mean difference (of 255) of two seeds, and of one seed twice, over five chunks."""
+    drawn = data.sample(1, 5, 8181, CPU, switch=0.0, plain=True)
+    one, again, other = (bench.walk(drawn, 0, 5, seed) for seed in (1, 1, 2))
+    return {"same": float((one - again).abs().max()) * 127.5,
+            "other": float((one - other).abs().mean()) * 127.5}  # fmt: skip
+
+
+def main() -> None:
+    """Read the command line and judge."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", required=True, help="folder of the checkpoint, or a name")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clips", type=int, default=32)
+    parser.add_argument("--frames", type=int, default=2000)
+    parser.add_argument("--steps", help="denoising steps, such as 1000,667,333")
+    parser.add_argument("--judges", type=Path, help="folder of taught judges, or where to put them")
+    parser.add_argument("--size", default=f"{scene.HEIGHT}x{scene.WIDTH}", help="HxW of the frames")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    folder = args.judges or args.out
+    taught = judges.load(folder)
+    if taught is None:
+        taught = judges.teach(torch.device(args.device))
+        taught = taught[0].cpu(), taught[1].cpu()
+        judges.save(folder, *taught)
+    height, width = map(int, args.size.split("x"))
+    steps = tuple(map(int, args.steps.split(","))) if args.steps else None
+    result: dict[str, Any] = {"model": args.model, "steps": steps}
+    with sgld.load(args.model, device=args.device, dtype="float32") as model:
+        bench = Bench(model, (height, width), steps, args.out)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "walks": lambda: walks(bench, args.clips),
+            "seeds": lambda: seeds(bench),
+            "switch": lambda: switch(bench, taught[0], args.clips),
+            "steering": lambda: steering(bench, taught[1], max(1, args.clips // 8)),
+            "stability": lambda: stability(bench, args.frames),
+        }
+        for name, part in parts.items():
+            began = time.monotonic()
+            result[name] = part()
+            result[name]["seconds"] = round(time.monotonic() - began, 1)
+            print(name, json.dumps(result[name]), flush=True)
+            text = json.dumps(result, indent=1) + "\n"
+            (args.out / "evaluation.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

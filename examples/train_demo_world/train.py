@@ -1,0 +1,79 @@
+"""Train the demo world, stage by stage; each is one command.
+
+    python examples/train_demo_world/train.py vae     --minutes 5.5 --out DIR
+    python examples/train_demo_world/train.py decoder --minutes 2.5 --out DIR
+    python examples/train_demo_world/train.py dit     --minutes 8   --out DIR [--resume]
+
+A stage stops when its time is up, whatever the machine, and saves every minute; `--minutes` is
+time of training, to which start-up, data and judging add (about a minute on a fast GPU). Results
+are a few files in DIR, each small enough to travel: weights in half precision, a log, a strip of
+pictures (truth above, made below). `--resume` goes on from weights that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from demo_world import train_dit, train_vae
+from demo_world.network import Sizes
+
+TINY_VAE = train_vae.Settings(
+    base=8, size=(32, 48), frames=9, batch=2, pool=4, judged=1, judged_frames=9, surveys=1, steps=4
+)
+TINY_DIT = train_dit.Settings(
+    sizes=Sizes(heads=1, layers=2, inner=64, window=9, sink=3), size=(32, 48), clips=2, chunks=5,
+    length=4, batch=2, steps=4, judged=1, judged_chunks=3,
+)  # fmt: skip
+
+
+def main() -> None:
+    """Read the command line and run a stage."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("stage", choices=("vae", "decoder", "dit"))
+    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    parser.add_argument("--out", type=Path, required=True, help="folder of results")
+    parser.add_argument("--vae", type=Path, help="folder of the trained VAE, if not --out")
+    parser.add_argument(
+        "--resume", nargs="?", const="", help="go on from the weights in this folder, or in --out"
+    )
+    parser.add_argument("--decoder-base", type=int, help="train a new decoder of this width")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto",
+                        help="use torch.compile; auto: on a GPU")  # fmt: skip
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--clips", type=int, help="clips of the stage dit; fewer for a trial")
+    parser.add_argument("--tiny", action="store_true", help="a miniature, to see that it runs")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = args.stage != "dit"  # which only encodes, in one go
+    for name in ("recompile_limit", "cache_size_limit"):  # every shape is a graph of its own
+        if hasattr(torch._dynamo.config, name):
+            setattr(torch._dynamo.config, name, 64)
+    compiled = args.compile == "on" or (args.compile == "auto" and device.type == "cuda")
+    vae_settings = TINY_VAE if args.tiny else train_vae.Settings()
+    dit_settings = TINY_DIT if args.tiny else train_dit.Settings()
+    if args.steps is not None:
+        vae_settings = vae_settings._replace(steps=args.steps)
+        dit_settings = dit_settings._replace(steps=args.steps)
+    if args.clips is not None:
+        dit_settings = dit_settings._replace(clips=args.clips)
+    common = {"device": device, "seed": args.seed, "compiled": compiled}
+    resume = None if args.resume is None else Path(args.resume or args.out)
+    source = args.vae or args.out
+    if args.stage == "vae":
+        train_vae.train(vae_settings, args.out, args.minutes, resume=resume, **common)
+    elif args.stage == "decoder":
+        train_vae.sharpen(
+            vae_settings, source, args.out, args.minutes, base=args.decoder_base, **common
+        )
+    else:
+        train_dit.train(dit_settings, source, args.out, args.minutes, resume=resume, **common)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A small trained world, as a checkpoint in the package: `demo:world`."""
