@@ -3,10 +3,11 @@ compute on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from sgld.api.specs import EMPTY
 from sgld.platforms.accelerator import Accelerator
@@ -15,10 +16,28 @@ from sgld.platforms.platform import Platform
 from sgld.testing.conformance import PlatformContract
 from sgld.testing.fake_torch import GIB, FakeNamespace
 
+MIB = 2**20
+
 
 class TestCpu(PlatformContract):
     plugin = "builtin"
     platform = "cpu"
+
+
+@pytest.fixture(scope="module")
+def hole() -> Iterator[None]:
+    """The heap holds a freed stretch that is larger than the tensor of the memory test."""
+    torch.ones(30 * MIB, dtype=torch.uint8)  # glibc learns to keep blocks of this size
+    blocks = [torch.ones(8 * MIB, dtype=torch.uint8) for _ in range(24)]
+    above = torch.ones(8 * MIB, dtype=torch.uint8)
+    del blocks
+    yield
+    del above
+
+
+@pytest.mark.usefixtures("hole")
+class TestCpuAmongFreedBlocks(TestCpu):
+    """As above, in a process that has served something before."""
 
 
 @pytest.mark.gpu
