@@ -1,18 +1,22 @@
 """Realtime sessions: where the time of a chunk goes, and what several sessions at once cost.
 
-    python bench/realtime.py                                    tiny world, CPU: engine, then wire
-    python bench/realtime.py --model config:lingbot-world-v2-14b --load-format dummy \
-        --size 832x480 --device cuda --sessions 1,2 --set recipe=v2
+    python bench/realtime.py                                    demo:world: engine, then wire
+    python bench/realtime.py --wire --wire-model tiny:toy-world --wire-size 64x48 --wire-chunks 200
+    python bench/realtime.py --engine --model config:lingbot-world-v2-14b --load-format dummy \
+        --size 832x480 --device cuda --sessions 1,2,4,8 --set recipe=v2
 
 Engine, in this process: seconds per chunk and their parts (prepare, denoise, commit, decode),
 frames per second, bytes of a session against its reservation, the peak of the device. Sessions run
 side by side, each as fast as it can.
 
-Wire (`--wire`), against a real server on this machine, with a world of few pixels: from sending a
-key to having the last frame of the chunk that shows it, by format. The same chunks are made in this
-process in the same run, so that it is known what the engine adds to the stages' own work, and what
-the server, its second process and the protocol add to that. Every chunk waits for its predecessor,
-so the commit pass before it counts as its work.
+Wire (`--wire`), against a real server on this machine: from sending a key to having the first and
+the last frame of the chunk that shows it, by format; a world of few pixels shows the protocol's own
+share best. The same chunks are made in this process in the same run, so that it is known what the
+engine adds to the stages' own work, and what the server, its second process and the protocol add to
+that. Every chunk waits for its predecessor, so the commit pass before it counts as its work; where
+it overlaps with other parts, they add up to more than the chunk: the engine's share is below 0.
+
+`sgld bench realtime` measures what a client sees of sessions that run free.
 
 Prints tables and writes JSON to bench/results/.
 """
@@ -30,16 +34,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import torch
 
 import sgld
+from sgld.bench.client import connected
+from sgld.bench.figures import latencies
+from sgld.bench.model_facts import init_of, place_of, served_model
+from sgld.bench.own_server import OwnServer
+from sgld.bench.realtime import Wishes, stepping
 
 TOYS = {"SGLD_EXTERNAL_MODEL_PACKAGE": "sgld.testing.toy_plugin"}
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("prepare", "denoise", "commit", "decode")
 GIB = 2**30
+TOY_WORLD = "tiny:toy-world"
+PROMPT = "dusk, clear, warm, tall pillars"
 
 
 def median(values: Sequence[float]) -> float:
@@ -66,7 +76,7 @@ def _side_by_side(
     model: sgld.Model, picture: np.ndarray, count: int, given: argparse.Namespace
 ) -> dict[str, Any]:
     height, width = picture.shape[:2]
-    asked = {"prompt": "a street in the rain", "width": width, "height": height, **given.set}
+    asked = {"prompt": PROMPT, "width": width, "height": height, **given.set}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     open_sessions = [
@@ -123,32 +133,28 @@ def _show(row: dict[str, Any]) -> None:
 
 def wire(given: argparse.Namespace) -> list[dict[str, Any]]:
     """A server and one client on this machine."""
-    from websockets.sync.client import connect
-
-    from sgld.testing.life import Life
-
     rows: list[dict[str, Any]] = []
+    # The chunk of a toy is too small to be shared among threads.
+    alone = given.wire_model.startswith("tiny:")
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if alone else threads_before)
     here = _here(given)
     torch.set_num_threads(threads_before)
     print(f"in this process: {here['chunk_ms']:.2f} ms a chunk, engine {here['engine_ms']:.2f} ms")
-    with tempfile.TemporaryDirectory(prefix="sgld-bench-") as folder:
-        threads = {"OMP_NUM_THREADS": "1"}
-        life = Life("tiny:toy-world", Path(folder) / "life", environ=threads).start()
-        address = f"ws://127.0.0.1:{life.port}/v1/realtime_video/generate"
-        try:
-            for form in ("raw", "webp", "jpeg", "h264"):
-                with connect(address, max_size=None, compression=None) as socket:
-                    row = _talk(socket, form, given)
-                adds = row["key_to_frames_ms"] - here["chunk_ms"]
-                rows.append({**row, "engine_ms": here["engine_ms"], "server_and_wire_ms": adds})
-                print(form, end=": ")
-                _show({name: value for name, value in row.items() if name != "format"})
-                print(f"  engine {here['engine_ms']:.2f} ms, server and wire {adds:.2f} ms")
-        finally:
-            life.stop()
-            life.close()
+    environ = {**os.environ, **({"OMP_NUM_THREADS": "1"} if alone else {})}
+    words = [given.wire_model, "--device", given.device]
+    with (
+        tempfile.TemporaryDirectory(prefix="sgld-bench-") as folder,
+        OwnServer(words, Path(folder), environ) as server,
+    ):
+        server.wait_until_ready()
+        for form in ("raw", "webp", "jpeg", "h264"):
+            row = _talk(server.address, form, given)
+            adds = row["key_to_frames_ms"] - here["chunk_ms"]
+            rows.append({**row, "engine_ms": here["engine_ms"], "server_and_wire_ms": adds})
+            print(form, end=": ")
+            _show({name: value for name, value in row.items() if name != "format"})
+            print(f"  engine {here['engine_ms']:.2f} ms, server and wire {adds:.2f} ms")
     return rows
 
 
@@ -156,8 +162,12 @@ def _here(given: argparse.Namespace) -> dict[str, float]:
     """The same chunks without a server."""
     walls: list[float] = []
     adds: list[float] = []
-    size = {"width": 64, "height": 48}
-    with sgld.load("tiny:toy-world") as model, model.session(prompt="x", seed=1, **size) as session:
+    width, height = (int(side) for side in given.wire_size.split("x"))
+    asked = {"prompt": PROMPT, "seed": 1, "width": width, "height": height}
+    with (
+        sgld.load(given.wire_model, device=given.device) as model,
+        model.session(**asked) as session,
+    ):
         for turn in range(given.warm + given.wire_chunks):
             begin = time.perf_counter()
             session.send("camera_actions", [["w"]], turn)
@@ -169,52 +179,28 @@ def _here(given: argparse.Namespace) -> dict[str, float]:
     return {"chunk_ms": median(walls), "engine_ms": median(adds)}
 
 
-def _talk(socket: Any, form: str, given: argparse.Namespace) -> dict[str, Any]:
+def _talk(address: str, form: str, given: argparse.Namespace) -> dict[str, Any]:
     """Chunks one after another, each asked for with a new key."""
-    init = {
-        "type": "init", "protocol": 2, "prompt": "x", "size": "64x48", "free_running": False,
-        "realtime_output_format": form, "seed": 1,
-    }  # fmt: skip
-    socket.send(msgpack.packb(init))
-    _until(socket, "session")
-    whole: list[float] = []
-    sent: dict[str, list[float]] = {name: [] for name in ("raw_payload_build_ms", "ws_write_ms")}
-    for turn in range(given.warm + given.wire_chunks):
-        begin = time.perf_counter()
-        event = {"type": "event", "kind": "camera_actions", "payload": [["w"]], "event_id": turn}
-        socket.send(msgpack.packb(event))
-        socket.send(msgpack.packb({"type": "step"}))
-        stats = _until(socket, "chunk_stats")
-        if stats["event_id"] != turn:
-            raise RuntimeError(f"chunk {stats['chunk_index']} has not seen event {turn}")
-        if turn >= given.warm:
-            whole.append((time.perf_counter() - begin) * 1e3)
-            for name in sent:
-                sent[name].append(float(stats[name]))
-    socket.send(msgpack.packb({"type": "close"}))
+    place = place_of(f"ws://{address}")
+    wanted = {"prompt": PROMPT, "size": given.wire_size, "realtime_output_format": form, "seed": 1}
+    init = init_of(served_model(place), wanted)
+    run = stepping(
+        lambda: connected(place.ws, key="", patience=600, proxy=False),
+        init,
+        Wishes(sessions=1, warm=given.warm, chunks=None, steps=given.wire_chunks),
+        lambda *_: None,
+    )
+    if [chunk.event_id for chunk in run.chunks] != [key.event_id for key in run.keys]:
+        raise RuntimeError("a chunk has not seen the key that it was made for")
+    whole = [(chunk.last - key.sent) * 1e3 for key, chunk in zip(run.keys, run.chunks, strict=True)]
     return {
         "format": form,
+        "key_to_frame_ms": median(latencies(run.keys, run.chunks)) * 1e3,
         "key_to_frames_ms": median(whole),
         "key_to_frames_ms_p90": float(np.quantile(whole, 0.9)),
-        "encode_ms": statistics.fmean(sent["raw_payload_build_ms"]),
-        "send_ms": statistics.fmean(sent["ws_write_ms"]),
+        "encode_ms": statistics.fmean(c.stats["raw_payload_build_ms"] for c in run.chunks),
+        "send_ms": statistics.fmean(c.stats["ws_write_ms"] for c in run.chunks),
     }
-
-
-def _until(socket: Any, kind: str) -> dict[str, Any]:
-    """The next message of a kind; what comes before it is read past."""
-    bare = False
-    while True:
-        data = socket.recv(timeout=60)
-        if bare:
-            bare = False
-            continue
-        message = msgpack.unpackb(data)
-        if message["type"] == "error":
-            raise RuntimeError(message.get("message") or message["content"])
-        bare = message["type"].endswith("_header")
-        if message["type"] == kind:
-            return message
 
 
 def _pairs(text: str) -> tuple[str, Any]:
@@ -225,17 +211,31 @@ def _pairs(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def _name(given: argparse.Namespace) -> str:
+    """What the file of results is called."""
+    if given.quick:
+        return "quick"
+    if given.wire and given.wire_model == TOY_WORLD:
+        return "wire"
+    model = given.wire_model if given.wire else given.model
+    kind, _, rest = model.partition(":")
+    name = f"demo-{rest}" if kind == "demo" else rest or Path(model).name
+    return f"wire-{name}" if given.wire else name
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="tiny:lingbot-world")
+    parser.add_argument("--model", default="demo:world")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--load-format", default=None)
-    parser.add_argument("--size", default="64x48")
-    parser.add_argument("--sessions", default="1,2,4,8")
+    parser.add_argument("--size", default="160x96")
+    parser.add_argument("--sessions", default="1,2")
     parser.add_argument("--chunks", type=int, default=12, help="measured, per session")
     parser.add_argument("--warm", type=int, default=3, help="not measured, per session")
-    parser.add_argument("--wire-chunks", type=int, default=200)
+    parser.add_argument("--wire-model", default="", help="--model unless given")
+    parser.add_argument("--wire-size", default="", help="--size unless given")
+    parser.add_argument("--wire-chunks", type=int, default=16)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--serve", action="append", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--kind", default="camera_actions")
@@ -250,9 +250,12 @@ def main() -> None:
     given.payload = json.loads(given.payload)
     if given.quick:
         given.chunks, given.warm, given.wire_chunks, given.sessions = 2, 1, 3, [1, 2]
+    given.wire_model = given.wire_model or given.model
+    given.wire_size = given.wire_size or given.size
     os.environ.update(TOYS)
     report: dict[str, Any] = {
-        "model": given.model, "size": given.size, "set": given.set, "device": given.device,
+        "model": given.model, "size": given.size, "wire_model": given.wire_model,
+        "wire_size": given.wire_size, "set": given.set, "device": given.device,
         "machine": platform.machine(), "cpus": os.cpu_count(), "load": os.getloadavg(),
         "torch": torch.__version__, "quick": given.quick,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -262,10 +265,7 @@ def main() -> None:
     if not given.engine:
         report["wire"] = wire(given)
     given.output.mkdir(parents=True, exist_ok=True)
-    name = "wire" if given.wire else given.model.partition(":")[2] or Path(given.model).name
-    if given.quick:
-        name = "quick"
-    path = given.output / f"realtime-{name}.json"
+    path = given.output / f"realtime-{_name(given)}.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
     print(f"wrote {path.name}")
 

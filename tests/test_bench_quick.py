@@ -88,7 +88,18 @@ def test_realtime(tmp_path: Path) -> None:
         assert min(row[part] for part in ("denoise_ms", "commit_ms", "decode_ms")) > 0
         assert row["frames_per_chunk"] == 12
         assert row["held_of_reserved"] == 1
+    assert content["model"] == "demo:world"
     assert "sessions 2" in printed
+
+
+def test_realtime_wire(tmp_path: Path) -> None:
+    toy = ("--wire-model", "tiny:toy-world", "--wire-size", "64x48")
+    run("realtime.py", "--quick", "--wire", *toy, "--output", str(tmp_path))
+    content = json.loads((tmp_path / "realtime-quick.json").read_text())
+    assert [row["format"] for row in content["wire"]] == ["raw", "webp", "jpeg", "h264"]
+    for row in content["wire"]:
+        assert 0 < row["key_to_frame_ms"] <= row["key_to_frames_ms"]
+        assert row["server_and_wire_ms"] < row["key_to_frames_ms"]
 
 
 def test_startup(tmp_path: Path) -> None:
@@ -99,3 +110,16 @@ def test_startup(tmp_path: Path) -> None:
     assert rows["sgld plugins list"]["target_ms"] == 200
     assert all(row["wall_ms"] > 0 for row in rows.values())
     assert all(name in printed for name in rows)
+
+
+def test_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.json"
+    run("kernels.py", "--quick", "--device", "cpu", "--sweep", "--output", str(path))
+    content = json.loads(path.read_text())
+    ops = [row["op"] for row in content["rows"]]
+    assert len(ops) == len(set(ops)) >= 8
+    for row in content["rows"]:
+        assert set(row["sides"]) == {"reference", "triton"}
+        assert all(side["within"] for side in row["sides"].values())
+        assert row["bytes"] > 0
+    assert {row["op"] for row in content["sweep"]} == set(ops)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
+import programs
 import pytest
+from programs import python
 
 from sgld.testing.served import served_apart
 from sgld.testing.site import PLUGIN, site_environment, write_dist
@@ -137,13 +138,7 @@ def environment(site: Path, **more: str) -> dict[str, str]:
 
 
 def sgld(site: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sgld", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(site, **more),
-        timeout=120,
-    )
+    return programs.sgld(*arguments, environ=environment(site, **more))
 
 
 @pytest.fixture(scope="module")
@@ -260,16 +255,10 @@ def test_a_worker_takes_the_lock_and_looks_for_nothing(site: Path, tmp_path: Pat
     lock = tmp_path / "lock.json"
     made = "from sgld.plugins.catalog import load_catalog; from sgld.plugins.lock import make_lock;"
     made += "import sys; open(sys.argv[1], 'w').write(make_lock(load_catalog()).to_json())"
-    subprocess.run([sys.executable, "-c", made, str(lock)], env=environ, check=True, timeout=60)
+    done = python("-c", made, str(lock), environ=environ)
+    assert done.returncode == 0, done.stderr
     worker = dict(environ, SGLD_PLUGINS="", SGLD_EXTERNAL_MODEL_PACKAGE="no_such_package")
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER],
-        input=lock.read_text(),
-        capture_output=True,
-        text=True,
-        env=worker,
-        timeout=60,
-    )
+    done = python("-c", WORKER, environ=worker, given=lock.read_text())
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['changes-t2v', 'good-image'] []"
 
@@ -277,12 +266,6 @@ def test_a_worker_takes_the_lock_and_looks_for_nothing(site: Path, tmp_path: Pat
 def test_the_segment_of_the_path_that_a_broken_plugin_added_does_not_stay(site: Path) -> None:
     program = "import os, sys; from sgld.plugins.catalog import collect; collect(os.environ);"
     program += "print('/nowhere' in sys.path, os.environ['PATH'] == sys.argv[1], os.getcwd())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, os.environ["PATH"]],
-        capture_output=True,
-        text=True,
-        cwd=site,
-        env=environment(site, SGLD_PLUGINS="good,changes"),
-        timeout=60,
-    )
+    environ = environment(site, SGLD_PLUGINS="good,changes")
+    done = python("-c", program, os.environ["PATH"], environ=environ, cwd=site)
     assert done.stdout.split() == ["False", "True", str(site)], done.stderr

@@ -23,6 +23,7 @@ import av
 import numpy as np
 import pytest
 import safetensors.numpy
+from case_outcomes import Generate, Outcome, decoded
 from PIL import Image
 
 import sgld
@@ -56,36 +57,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Outcome:
-    """What one run of `sgld generate` gave."""
-
-    def __init__(self, code: int, out: str, err: str, seconds: float) -> None:
-        self.code, self.out, self.err, self.seconds = code, out, err, seconds
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        """The JSON lines on standard output."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    @property
-    def first(self) -> dict[str, Any]:
-        """The only event."""
-        assert self.code == 0, self.err
-        (event,) = self.events
-        return event
-
-    def refuses(self, *words: str) -> None:
-        """Exit 2 with the words in readable lines, and nothing written."""
-        assert self.code == 2, (self.out, self.err)
-        assert all(line.startswith("error: ") for line in self.err.splitlines()), self.err
-        for word in words:
-            assert word in self.err
-        assert not Path("outputs").exists()
-
-
-Generate = Callable[..., Outcome]
-
-
 @pytest.fixture
 def generate(capsys: pytest.CaptureFixture[str]) -> Generate:
     """`sgld generate` in this process, with JSON lines."""
@@ -100,13 +71,6 @@ def generate(capsys: pytest.CaptureFixture[str]) -> Generate:
         return Outcome(code, out, shown.err, seconds)
 
     return run
-
-
-def decoded(path: str | Path) -> tuple[int, int, int]:
-    """Width, height and number of the frames that a file decodes to."""
-    with av.open(str(path)) as container:
-        frames = list(container.decode(video=0))
-    return frames[0].width, frames[0].height, len(frames)
 
 
 # A01: input pictures off the model's grid

@@ -30,6 +30,8 @@ NOT_RUN: Final = (
     "pip install ",  # the network; tests/test_wheels.py installs the wheels
     "uv run pytest",  # this very run
     "sgld serve ",  # runs until it is stopped; the tests of the server start it
+    "uv run sgld serve",  # the same
+    "sgld bench ",  # starts one; tests/test_bench_command.py runs it on a smaller world
     "curl ",  # needs that server
 )
 HUB: Final = {
@@ -67,6 +69,8 @@ def blocks(language: str) -> list[Block]:
     """The fenced blocks of all pages in one language."""
     found: list[Block] = []
     for page in PAGES:
+        if page.name == "demo.md":
+            continue  # tests/test_docs_demo.py
         text = page.read_text(encoding="utf-8")
         for match in re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, match.start()) + 1

@@ -28,7 +28,8 @@ from sgld.testing.projects import KINDS, Project
 PORTING = ROOT / "docs" / "porting.md"
 GUIDE = ROOT / "docs" / "plugins"
 CONTRACT_PAGES = (
-    "describing", "pipeline", "stage", "realtime", "cache", "attention", "kernel", "platform",
+    "describing", "pipeline", "model", "stage", "realtime", "cache", "attention", "kernel",
+    "platform",
 )  # fmt: skip
 Tested = Callable[[Path], dict[str, str]]
 

@@ -47,7 +47,16 @@ MODULES = {
     "kernel": ("kernel",),
     "platform": ("platform", "probe"),
     "cache": ("policy",),
+    "model": (),
 }
+CARRIED = {
+    "README.md", "model_index.json", "text_encoder/config.json", "text_encoder/model.safetensors",
+    *(f"{part}/{name}" for part in ("transformer", "vae")
+      for name in ("config.json", "diffusion_pytorch_model.safetensors")),
+}  # fmt: skip
+"""What a model brings in its folder `world`."""
+TOYS = {"SGLD_EXTERNAL_MODEL_PACKAGE": toy_plugin.__name__}
+"""Without these a project of kind `model` says that it needs them."""
 FILES = {
     ".github/workflows/ci.yml", ".gitignore", "LICENSE", "README.md", "pyproject.toml",
     "tests/conftest.py", "tests/test_contract.py",
@@ -63,6 +72,7 @@ QUESTIONS = [
 
 def package_files(kind: str, package: str) -> set[str]:
     names = {f"{name}.py" for name in (*MODULES[kind], "__init__", "plugin")} | {"py.typed"}
+    names |= {f"world/{name}" for name in CARRIED} if kind == "model" else set()
     return {f"{package}/{name}" for name in names}
 
 
@@ -90,6 +100,8 @@ def test_the_files_of_a_project(projects: dict[str, Path], kind: str) -> None:
     found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert found == FILES | {f"src/{name}" for name in package_files(kind, f"my_{kind}")}
     for path in found:
+        if path.endswith(".safetensors"):
+            continue
         text = (folder / path).read_text()
         assert "acme" not in text.lower(), path
         assert not re.search("@[a-z]+@", text), path
@@ -299,7 +311,7 @@ def must(bin: Path, program: str, *arguments: str | Path, cwd: Path, **environ: 
 
 @pytest.fixture(scope="module")
 def wheels(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """sgld-core and the six plugins."""
+    """sgld-core and the plugins."""
     folder = tmp_path_factory.mktemp("wheels")
 
     def build(source: Path) -> None:
@@ -370,10 +382,15 @@ def test_what_the_wheels_need_is_there(bin: Path, tmp_path: Path) -> None:
 
 
 def test_all_are_usable_beside_each_other(bin: Path, tmp_path: Path) -> None:
-    listed = json.loads(must(bin, "sgld", "plugins", "list", "--json", cwd=tmp_path))
-    states = {row["dist"]: (row["state"], row["notes"]) for row in listed["plugins"]}
-    expected = {"sgld-core", *(f"my-{kind}" for kind in KINDS)}
+    listed = json.loads(must(bin, "sgld", "plugins", "list", "--json", cwd=tmp_path, **TOYS))
+    states = {row["name"]: (row["state"], row["notes"]) for row in listed["plugins"]}
+    expected = {"builtin", "toy", *(f"my-{kind}" for kind in KINDS)}
     assert states == dict.fromkeys(expected, ("ok", []))
+
+
+def test_a_model_without_its_family_says_what_is_missing(bin: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="it needs plugin toy, which is not usable here"):
+        must(bin, "sgld", "plugins", "list", cwd=tmp_path)
 
 
 def test_the_wheel_of_the_core_can_write_them(bin: Path, tmp_path: Path) -> None:
@@ -393,6 +410,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "realtime": ("tiny:my-realtime",),
     "parts": ("tiny:toy-world", "--attention", "my-attention", "--cache-policy", "my-cache"),
     "platform": ("tiny:toy-image", "--device", "my-platform"),
+    "model": ("my-model:world",),
 }
 """The commands of the READMEs. Three kinds share a server; a kernel needs no flag."""
 
@@ -423,7 +441,7 @@ def ask(kind: str, server: Served) -> Answers:
     if kind == "pipeline":
         prompts = ("a red fox", "the sea", "a red fox")
         return {"pictures": [picture(server.url, prompt) for prompt in prompts]}
-    if kind == "parts":
+    if kind in ("parts", "model"):
         return {"chunks": steered(server.url)}
     answers: Answers = {"chunks": steered(server.url), "still": unsteered(server.url)}
     answers["page"] = httpx.get(server.url, trust_env=False).text
@@ -465,7 +483,7 @@ def results(
         for kind in KINDS:
             futures["tests", kind] = pool.submit(own_tests, kind)
         futures["doctor", ""] = pool.submit(
-            must, bin, "sgld", "plugins", "check", "--deep", "--strict", cwd=folder
+            must, bin, "sgld", "plugins", "check", "--deep", "--strict", cwd=folder, **TOYS
         )
         yield lambda what, kind: futures[what, kind].result()
 
@@ -534,6 +552,12 @@ def test_attention_kernel_and_cache_policy_serve(
     assert min(most[3:]) > 5
 
 
+def test_a_carried_model_serves(results: Callable[[str, str], Any], plain: Any) -> None:
+    """It is the toy world, whose weights everybody draws alike."""
+    chunks = served(results, "model")["chunks"]
+    assert all(np.array_equal(*pair) for pair in zip(chunks, plain[1], strict=True))
+
+
 # The doctor, and why.
 
 
@@ -541,6 +565,8 @@ def test_the_doctor_finds_nothing(results: Callable[[str, str], str]) -> None:
     shown = results("doctor", "")
     for kind in KINDS:
         assert f"my-{kind}" in shown
+    assert "model 'my-model:world'" in shown
+    assert "whole, recognised as toy-world" in shown
 
 
 def test_why_names_them(bin: Path, tmp_path: Path) -> None:
@@ -550,3 +576,6 @@ def test_why_names_them(bin: Path, tmp_path: Path) -> None:
     assert "my-attention" in shown
     shown = must(bin, "sgld", "plugins", "why", "--platform", cwd=tmp_path)
     assert "my-platform" in shown
+    shown = must(bin, "sgld", "plugins", "why", "my-model:world", cwd=tmp_path, **TOYS)
+    assert "served by toy-world" in shown
+    assert "my-model 0.1.0 carries it" in shown

@@ -17,7 +17,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
+from programs import python
 
 pytestmark = pytest.mark.multi_process
 
@@ -158,13 +160,7 @@ def environment(site: Path, **more: str) -> dict[str, str]:
 
 
 def sgld(site: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sgld", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(site, **more),
-        timeout=300,
-    )
+    return programs.sgld(*arguments, environ=environment(site, **more))
 
 
 @pytest.fixture(scope="module")
@@ -317,13 +313,7 @@ def test_allow_deny_and_rescue(site: Path) -> None:
 def test_strict_makes_any_failure_fatal(site: Path) -> None:
     program = "from sgld.plugins.catalog import load_catalog; print(len(load_catalog().plugins))"
     for strict, code in (("", 0), ("1", 1)):
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            env=environment(site, SGLD_STRICT=strict),
-            timeout=300,
-        )
+        result = python("-c", program, environ=environment(site, SGLD_STRICT=strict))
         assert result.returncode == code, result.stderr
     assert "SGLD-P001 broken-dist 1.0" in result.stderr
 
@@ -354,12 +344,6 @@ if __name__ == "__main__":
 def test_a_spawned_worker_takes_exactly_the_plugins_of_the_lock(site: Path, tmp_path: Path) -> None:
     program = tmp_path / "spawn.py"
     program.write_text(SPAWN)
-    result = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        env=environment(site),
-        timeout=300,
-    )
+    result = python(str(program), environ=environment(site))
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "(['good-t2v', 'shared-t2v'], False, False)"

@@ -32,10 +32,11 @@ from sgld.plan import make_plan
 from sgld.plugins.catalog import Catalog, build
 from sgld.plugins.check import problems
 from sgld.plugins.find import Discovery, Found
-from sgld.server.bodies import Limits
+from sgld.server.bodies import Body, Kind, Limits
 from sgld.server.inputs import load_inputs
 from sgld.server.launch import Server, bind, page_address
-from sgld.server.parameters import ModelFacts
+from sgld.server.openapi import request_body
+from sgld.server.parameters import ModelFacts, prepare_request
 from sgld.server.realtime.model import capabilities
 from sgld.server.realtime.opening import RealtimeModel, read_init
 from sgld.testing import toy_checkpoint
@@ -135,7 +136,8 @@ def test_only_one_is_used_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     ("field", "value"),
     [("id", "room"), ("id", "acme:"), ("id", "acme/room:x"), ("folder", "acme_room"),
      ("folder", "acme_room:../other"), ("folder", "acme_room:/etc"), ("pipeline", "Toy World"),
-     ("defaults", {"a-b": 1}), ("picture", None)],
+     ("defaults", {"a-b": 1}), ("picture", None),
+     ("blank", None), ("tasks", ("text-to-smell",)), ("tasks", "text-to-image")],
 )  # fmt: skip
 def test_a_record_that_cannot_be_right_is_refused(field: str, value: Any) -> None:
     assert not problems(ROOM)
@@ -203,6 +205,56 @@ def test_a_session_and_a_clip_begin_with_its_picture(
     [picture] = asyncio.run(load_inputs(services, "video", body))
     assert (picture == 200).all()
     assert asyncio.run(load_inputs(services, "image", body)) == []
+
+
+def test_a_request_without_a_picture_begins_with_the_blank_one(
+    carried: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(np.full((8, 8, 3), 9, np.uint8)).save(carried / "blank.png")
+    tasks = ("image-to-video", "text-to-video", "text-to-image")
+    record = ROOM._replace(blank="blank.png", tasks=tasks)
+    assert not problems(record)
+    plan = make_plan(options(), environ={}, catalog=catalog_of(monkeypatch, record))
+    assert plan.tasks == tasks
+    assert plan.local_layer.values["image_path"] == str(carried / "blank.png")
+    assert plan.session_layer.values["image_path"] == str(carried / "first.png")
+    facts, limits = ModelFacts.of(plan, "acme:room"), Limits.of(ServerOptions())
+    assert set(facts.routes) == {"image", "video"}
+    assert not facts.needs_image
+    model = RealtimeModel("toy-world", ToyWorldAdapter, facts, limits)
+    assert read_init({"type": "init"}, model).first_frame == (carried / "first.png").read_bytes()
+    only = RealtimeModel("", ToyWorldAdapter, dataclasses.replace(facts, picture=""), limits)
+    assert read_init({"type": "init"}, only).first_frame == (carried / "blank.png").read_bytes()
+    services: Any = SimpleNamespace(facts=facts, limits=limits)
+    bare: Any = SimpleNamespace(files={}, urls=())
+    for kind, count in (("video", 1), ("image", 1), ("edit", 0)):
+        pictures = asyncio.run(load_inputs(services, kind, bare))
+        assert [int(one.max()) for one in pictures] == [9] * count
+
+
+def test_a_picture_by_a_family_of_clips_is_one_frame(
+    carried: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ROOM._replace(tasks=("image-to-video", "text-to-image"))
+    plan = make_plan(options(), environ={}, catalog=catalog_of(monkeypatch, record))
+    facts, limits = ModelFacts.of(plan, "acme:room"), Limits.of(ServerOptions())
+
+    def asked(kind: Kind, **fields: Any) -> Any:
+        return prepare_request(kind, Body(dict(fields)), facts, limits).prepared.params
+
+    assert asked("image").num_frames == 1
+    assert asked("video", num_frames=9).num_frames == 9
+    for field in ("num_frames", "seconds", "fps"):
+        with pytest.raises(ParameterError, match=f"{field}=8: .*/v1/videos makes clips"):
+            asked("image", **{field: 8})
+    known = {
+        kind: request_body(kind, facts, limits)["requestBody"]["content"]["application/json"][
+            "schema"
+        ]["properties"].keys()
+        for kind in ("image", "video")
+    }
+    assert not {"num_frames", "seconds", "fps"} & known["image"]
+    assert {"num_frames", "seconds", "fps"} <= known["video"]
 
 
 def test_a_request_with_a_picture_has_that_one_only() -> None:

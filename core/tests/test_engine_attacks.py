@@ -4,160 +4,23 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import namedtuple
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from free_engine import LAST, ONE, Free, FreePipeline, Rig, alive, call
 from torch import nn
 
 from sgld.api.errors import RequestError
-from sgld.engine.batching import BatchLimit, NotPartableError, gather, part
 from sgld.engine.call import Call, StageRun
-from sgld.engine.engine import Engine, EngineSettings
 from sgld.engine.entries import Entry
 from sgld.engine.job import Job
-from sgld.engine.memo import Memo
-from sgld.engine.pipeline import Loaded, Media, Pipeline
-from sgld.engine.residency.movers import TorchMover
-from sgld.engine.residency.store import ComponentStore
+from sgld.engine.pipeline import Media
 from sgld.engine.running import Running
 from sgld.engine.stage import Stage
-from sgld.messages import Event, Output, Request
-from sgld.testing.toy import ToyParams, ToyPipeline, toy_modules
-
-CPU = torch.device("cpu")
-LAST = ("done", "failed", "cancelled")
-Body = Callable[[Job], StageRun]
-
-
-class Free(Stage):
-    """A stage made of a function; it writes `frames` itself."""
-
-    id = "free"
-
-    def __init__(self, body: Body) -> None:
-        self._body = body
-
-    def run(self, job: Job) -> StageRun:
-        return self._body(job)
-
-
-class FreePipeline(Pipeline):
-    """The stages, media and used parameters that a test wants."""
-
-    batch_tokens = 64
-
-    def __init__(self, *bodies: Body, media: Any = None, used: Any = None) -> None:
-        super().__init__({})
-        self._bodies, self._media, self._used = bodies, media, used
-
-    @classmethod
-    def load(cls, loader: Any) -> Loaded:
-        raise NotImplementedError
-
-    def stages(self, params: Any) -> Sequence[Stage]:
-        return [Free(body) for body in self._bodies]
-
-    def media(self, job: Job) -> Media:
-        if self._media is not None:
-            return self._media(job)
-        frames = job.slots.frames if "frames" in job.slots else torch.zeros(1, 1, 1, 3)
-        return Media("image", frames, 0)
-
-    def used(self, job: Job) -> Any:
-        return {} if self._used is None else self._used(job)
-
-
-class Double(nn.Module):
-    """Doubles rows; other methods return other kinds of results. Counts its rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[int] = []
-
-    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
-        self.rows.append(x.shape[0])
-        return x * 2
-
-    def pair(self, x: torch.Tensor) -> Any:
-        self.rows.append(x.shape[0])
-        return {"a": x * 2, "b": (x + 1, None), "c": Named(x * 3, [x])}
-
-    def whole(self, x: torch.Tensor) -> torch.Tensor:
-        self.rows.append(x.shape[0])
-        return x.sum()
-
-    def opaque(self, x: torch.Tensor) -> Any:
-        self.rows.append(x.shape[0])
-        return Opaque(x * 2)
-
-
-Named = namedtuple("Named", ["first", "rest"])
-
-
-@dataclass
-class Opaque:
-    tensor: torch.Tensor
-
-
-class Rig:
-    """An engine with one module, its events, and calls to make from inside an event."""
-
-    def __init__(self, pipeline: Pipeline, **settings: Any) -> None:
-        self.events: list[Event] = []
-        self.module = Double()
-        self.react: Callable[[Event], object] = lambda event: None
-        modules: Any = toy_modules() if isinstance(pipeline, ToyPipeline) else {"m": self.module}
-        validate: Any = ToyParams.model_validate if isinstance(pipeline, ToyPipeline) else dict
-        self.engine = Engine(
-            pipeline=pipeline,
-            validate=validate,
-            store=ComponentStore(modules, {}, TorchMover(CPU)),
-            device=CPU,
-            emit=self._emit,
-            settings=EngineSettings(**settings),
-        )
-
-    def _emit(self, event: Event) -> None:
-        self.events.append(event)
-        self.react(event)
-
-    def submit(self, *ids: str, seeds: tuple[int, ...] = (1,), **params: Any) -> None:
-        for id in ids:
-            self.engine.submit(Request(id, params, seeds, want_latents=True))
-
-    def drain(self, limit: int = 2000) -> None:
-        for _ in range(limit):
-            if not self.engine.turn():
-                return
-        raise AssertionError("the engine never came to rest")
-
-    def kinds(self, id: str) -> list[str]:
-        return [event.kind for event in self.events if event.request_id == id]
-
-    def last(self, id: str) -> Event:
-        ends = [e for e in self.events if e.request_id == id and e.kind in LAST]
-        assert len(ends) == 1, self.kinds(id)
-        assert self.kinds(id)[-1] == ends[0].kind
-        return ends[0]
-
-    def outputs(self, id: str) -> list[Output]:
-        return [e.output for e in self.events if e.request_id == id and e.output is not None]
-
-
-def call(value: float, rows: int = 1, **options: Any) -> Call:
-    options.setdefault("batch_key", "k")
-    return Call("m", {"x": torch.full((rows, 2), value)}, **options)
-
-
-def alive(kind: type) -> int:
-    gc.collect()
-    return sum(type(thing) is kind for thing in gc.get_objects())
-
+from sgld.messages import Event, Request
+from sgld.testing.toy import ToyPipeline
 
 # --- events that act on the engine ---------------------------------------------------------------
 
@@ -270,9 +133,6 @@ def test_a_family_that_raises_fails_the_request_only(where: str) -> None:
         assert "disk on fire" in rig.last("bad").message
     assert rig.last("good").kind == "done"
     assert alive(Running) <= before[0]
-
-
-ONE = torch.ones(1, 1, 1, 3)
 
 
 # --- stages that are wrong -----------------------------------------------------------------------
@@ -437,183 +297,6 @@ def test_the_same_call_yielded_many_times_gets_as_many_results() -> None:
     rig.drain()
     assert [value.tolist() for value in seen] == [[[10, 10]]] * 4
     assert rig.module.rows == [3, 1]
-
-
-# --- shared forwards -----------------------------------------------------------------------------
-
-
-def test_a_companion_may_die_of_the_result_of_a_shared_forward() -> None:
-    def body(job: Job) -> StageRun:
-        for _ in range(3):
-            yield [call(1), call(2)]
-            if job.request.id == "bad":
-                raise OSError("after a shared forward")
-        job.slots.frames = ONE
-
-    rig = Rig(FreePipeline(body), batching=16)
-    rig.submit("a", "bad", "b", seeds=(1, 2))
-    rig.drain()
-    assert rig.last("bad").kind == "failed"
-    assert rig.last("a").kind == rig.last("b").kind == "done"
-
-
-def test_results_of_any_nest_are_parted_and_others_run_alone() -> None:
-    seen: dict[str, list[Any]] = {}
-
-    def body(job: Job) -> StageRun:
-        value = float(job.seed)
-        got = seen.setdefault(job.request.id, [])
-        for _ in range(2):
-            for method in ("pair", "whole", "opaque"):
-                got.append((yield call(value, method=method)))
-
-    rig = Rig(FreePipeline(body), batching=8)
-    rig.submit("a", seeds=(3,))
-    rig.submit("b", seeds=(5,))
-    rig.drain()
-    for id, value in (("a", 3.0), ("b", 5.0)):
-        pair, whole, opaque = seen[id][:3]
-        assert pair["a"].tolist() == [[2 * value] * 2]
-        assert pair["b"][0].tolist() == [[value + 1] * 2]
-        assert pair["b"][1] is None
-        assert pair["c"].first.tolist() == [[3 * value] * 2]
-        assert pair["c"].rest[0].tolist() == [[value] * 2]
-        assert whole.item() == 2 * value
-        assert opaque.tensor.tolist() == [[2 * value] * 2]
-    # Shared and found impossible once, alone from then on.
-    assert rig.module.rows.count(2) == 4
-    assert rig.module.rows.count(1) == 8
-
-
-def test_calls_that_cannot_be_joined_are_run_alone() -> None:
-    odd = [
-        {"x": torch.ones(1, 2), "y": torch.ones(2, 2)},
-        {"x": torch.ones(1, 2), "y": torch.tensor(3.0)},
-    ]
-    for inputs in odd:
-        one = Call("m", inputs, batch_key=1)
-        assert gather(one, [one], BatchLimit(8, 0)) == []
-    arrays = [Call("m", {"x": torch.ones(1, 2), "y": np.ones(3)}, batch_key=1) for _ in range(2)]
-    assert gather(arrays[0], arrays[1:], BatchLimit(8, 0)) == []
-    shared = [Call("m", {"x": torch.ones(1, 2), "y": [1, "a"]}, batch_key=1) for _ in range(2)]
-    assert gather(shared[0], shared[1:], BatchLimit(8, 0)) == [0]
-
-
-@pytest.mark.parametrize(
-    ("mode", "threshold", "tokens", "wanted"),
-    [
-        ("auto", 64, 16, 3),
-        ("auto", 64, 40, 0),
-        ("auto", 64, 0, 0),  # the cost is not known
-        ("auto", 0, 0, 0),
-        ("off", 64, 1, 0),
-        (1, 0, 0, 0),
-        (3, 0, 99, 2),
-        (64, 0, 0, 5),
-    ],
-)
-def test_limits(mode: Any, threshold: int, tokens: int, wanted: int) -> None:
-    calls = [call(1, tokens=tokens) for _ in range(6)]
-    assert len(gather(calls[0], calls[1:], BatchLimit(mode, threshold))) == wanted
-
-
-def test_a_result_with_other_rows_is_not_parted() -> None:
-    calls = [call(1), call(2)]
-    for result in (
-        torch.ones(3, 2),
-        torch.tensor(1.0),
-        {},
-        (None,),
-        [torch.ones(2), torch.ones(1)],
-    ):
-        with pytest.raises(NotPartableError, match=r"m\.forward returned"):
-            part(result, calls)
-
-
-def test_a_job_of_another_kind_is_not_starved_by_pairs_that_share_forwards() -> None:
-    """Pairs that share forwards of four rows with a single one between them leave a half step in
-    every turn; the job whose calls join none must still get its turns."""
-    order: list[str] = []
-
-    def body(job: Job) -> StageRun:
-        id = job.request.id
-        for _ in range(12):
-            order.append(id)
-            if id == "other":
-                yield Call("m", {"x": torch.ones(1, 7)}, batch_key="k")
-            elif id == "single":
-                yield [call(1)]
-            else:
-                yield [call(1), call(2)]
-
-    rig = Rig(FreePipeline(body), batching=4, max_running=8)
-    rig.submit("single", "a", "b", "c", "d", "other")
-    rig.drain()
-    upto = order[: len(order) - order[::-1].index("other")]
-    # When the other one is through its 12 steps, none has had many more turns than it.
-    assert max(upto.count(id) for id in ("a", "b", "c", "d", "single")) <= 14
-    ahead = [order[:i].count("a") - order[:i].count("other") for i in range(len(order))]
-    assert max(ahead[: len(upto)]) <= 3
-
-
-# --- memo ----------------------------------------------------------------------------------------
-
-
-def test_a_remembered_result_may_be_written_into() -> None:
-    seen: list[list[float]] = []
-
-    def body(job: Job) -> StageRun:
-        result = yield call(1, memo="same")
-        seen.append(result.flatten().tolist())
-        result.add_(100)
-
-    rig = Rig(FreePipeline(body), batching="off", max_running=1)
-    rig.submit("a", "b", "c")
-    rig.drain()
-    assert seen == [[2, 2]] * 3
-    assert rig.module.rows == [1]
-
-
-def test_equal_memo_keys_of_different_methods_are_different() -> None:
-    seen: list[Any] = []
-
-    def body(job: Job) -> StageRun:
-        seen.append((yield call(1, memo="same")))
-        seen.append((yield call(1, memo="same", method="whole")))
-
-    rig = Rig(FreePipeline(body))
-    rig.submit("a")
-    rig.drain()
-    assert [seen[0].tolist(), seen[1].tolist()] == [[[2, 2]], 2]
-
-
-def test_a_remembered_row_of_a_shared_forward_keeps_no_other_row_alive() -> None:
-    def body(job: Job) -> StageRun:
-        yield call(float(job.seed), memo=job.seed)
-
-    rig = Rig(FreePipeline(body), batching=8)
-    rig.submit("r", seeds=(1, 2, 3, 1, 2))
-    rig.drain()
-    assert rig.module.rows == [3]  # twins wait for the first and then have its result
-    memo = rig.engine._forwards._memo
-    assert memo.nbytes() == 3 * 8
-    assert all(held.untyped_storage().nbytes() == 8 for held, _ in memo._held.values())
-
-
-def test_memo_forgets_the_oldest_and_refuses_what_it_cannot_copy() -> None:
-    memo = Memo(100)
-    for number in range(5):
-        memo.put(number, (torch.ones(10), None))
-    assert [number in memo for number in range(5)] == [False, False, False, True, True]
-    memo.get(3)
-    memo.put(5, [torch.ones(10)])
-    assert 3 in memo
-    assert 4 not in memo
-    memo.put("large", torch.ones(26))
-    memo.put("opaque", Opaque(torch.ones(1)))
-    assert "large" not in memo
-    assert "opaque" not in memo
-    assert memo.nbytes() == 80
 
 
 # --- nothing stays -------------------------------------------------------------------------------

@@ -51,6 +51,24 @@ def test_a_block(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["block.json.gz"]
 
 
+def test_whatever_device_is_here_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch says of which kinds it can tell, so that none is asked for by its name."""
+    kinds, asked = torch.profiler.ProfilerActivity, list[Any]()
+    real = torch.profiler.profile
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {kinds.XPU, kinds.CPU})
+
+    def profile(*, activities: Any, **more: Any) -> Any:
+        asked.extend(activities)
+        return real(activities=[kinds.CPU], **more)
+
+    monkeypatch.setattr(torch.profiler, "profile", profile)
+    with profiled(tmp_path / "x.json.gz"):
+        _ = SQUARE @ SQUARE
+    assert asked == [kinds.CPU, kinds.XPU]
+
+
 def test_a_block_that_raises_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), profiled(tmp_path / "x.json.gz"):
         _ = 1 / 0

@@ -86,6 +86,7 @@ BAD: list[tuple[Any, str]] = [
     (AttentionSpec("a", "a:b", Requires(arch=(True, 80))), "arch="),
     (AttentionSpec("a", "a:b", Requires(device="")), "device="),
     (AttentionSpec("a", "a:b", Requires(packages="x")), "packages="),  # type: ignore[arg-type]
+    (AttentionSpec("a", "a:b", Requires(programs="x")), "programs="),  # type: ignore[arg-type]
     (AttentionSpec("a", "a:b", priority=True), "priority="),
     (AttentionSpec("a", "a:b", priority="1"), "priority="),  # type: ignore[arg-type]
     (AttentionSpec("a", "a:b", exact=1), "exact="),  # type: ignore[arg-type]

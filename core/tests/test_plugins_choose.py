@@ -60,6 +60,8 @@ REASONS = [
     (Requires(dtypes=("bfloat16",)), HOPPER, "float32", ["not float32"]),
     (Requires(packages=("no_such_pkg", "json")), CPU, "", ["no_such_pkg is missing"]),
     (Requires(packages=("no_such_pkg.sub",)), CPU, "", ["no_such_pkg.sub is missing"]),
+    (Requires(programs=("no_such_program|sh", "env")), CPU, "", []),
+    (Requires(programs=("no-such|nor-this",)), CPU, "", ["no-such or nor-this is not on the path"]),
     (Requires(abilities=("fp8", "graphs")), HOPPER, "", ["'graphs'"]),
 ]
 

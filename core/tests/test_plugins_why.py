@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from sgld import blueprints
 from sgld.api import (
     AttentionSpec,
     CacheSpec,
@@ -23,7 +25,10 @@ from sgld.api import (
     Where,
 )
 from sgld.api.specs import Failure
+from sgld.cli import why_model as command
 from sgld.cli.main import main
+from sgld.params.serving import ServingOptions
+from sgld.plan import make_plan
 from sgld.platforms.probe import Device, Probe
 from sgld.plugins.catalog import Catalog
 from sgld.plugins.describe import KINDS, record_id
@@ -33,6 +38,7 @@ from sgld.plugins.report import why_text
 from sgld.plugins.resolve import Entry, Resolved
 from sgld.plugins.why import why_model
 from sgld.plugins.why_machine import machine, ops_named, why_cache, why_op, why_platform
+from sgld.testing import toy_checkpoint
 
 PROBES: dict[str, Callable[[], Any]] = {}
 
@@ -132,7 +138,6 @@ NEAR = [
     ("wan2.l", "'wan2.1'"),
     ("other/wan-turbo-bag", "'org/wan-turbo-big'"),
     ("wan-t2v", "'tiny:wan-t2v' or 'config:wan-t2v:wan-1b'"),
-    ("tiny:wan-t2w", "no pipeline 'wan-t2w'. Did you mean 'wan-t2v'?"),
 ]
 
 
@@ -143,6 +148,12 @@ def test_an_unknown_model_has_its_near_names(typed: str, meant: str) -> None:
     answer = ask(typed, catalog(spec))
     assert answer.error is not None
     assert meant in str(answer.error)
+
+
+def test_an_unknown_blueprint_has_its_near_names() -> None:
+    answer = command.why_model(ROWS, "tiny:wan-t2w")
+    assert (answer.taken, answer.question) == ("", "model tiny:wan-t2w")
+    assert "no pipeline 'wan-t2w'. Did you mean 'wan-t2v'?" in str(answer.error)
 
 
 def test_what_to_install_for_an_unknown_model() -> None:
@@ -156,9 +167,10 @@ def broken(name: str) -> Failure:
 
 def test_the_plugin_that_shares_the_models_name_is_blamed_first() -> None:
     rows = catalog(failures=(broken("acme"), broken("other")))
-    for typed in ("acme/video-1b", "tiny:acme-t2v"):
-        text = str(ask(typed, rows).error)
-        assert ask(typed, rows).error.code == "plugin_failed"
+    for answer in (ask("acme/video-1b", rows), command.why_model(rows, "tiny:acme-t2v")):
+        assert answer.error is not None
+        text = str(answer.error)
+        assert answer.error.code == "plugin_failed"
         assert "Plugin acme failed: SGLD-P001 acme-dist 1: import failed." in text
         assert "other-dist" not in text
     many = catalog(failures=tuple(broken(f"p{n}") for n in range(9)))
@@ -326,7 +338,10 @@ def test_bad_questions(arguments: list[str], part: str, capsys: pytest.CaptureFi
 @pytest.mark.usefixtures("only_the_core")
 def test_the_command_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "why", "tiny:toy-image"]) == 0
-    assert "tiny:toy-image is served by toy-image" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "tiny:toy-image is served by toy-image" in shown
+    assert "model_index.json:_class_name" in shown, "by its files, as `sgld generate` decides"
+    assert "sgld.testing.toy_checkpoint:write_image of toy-image writes it" in shown
     assert main(["plugins", "why", "--op", "norm", "--device", "cpu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["taken"] for row in rows] == ["reference"] * len(ops_named("norm"))
@@ -336,3 +351,24 @@ def test_the_command_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> Non
     answer = json.loads(capsys.readouterr().out)
     assert answer["taken"] is None
     assert answer["error"]["code"] == "model_not_recognised"
+
+
+@pytest.mark.parametrize("name", ["image", "edit", "video", "world"])
+@pytest.mark.usefixtures("only_the_core")
+def test_a_written_checkpoint_is_judged_by_its_files(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A blueprint that writes another family's checkpoint is served by that family."""
+    monkeypatch.setattr(toy_checkpoint, "write_image", getattr(toy_checkpoint, f"write_{name}"))
+    written = blueprints.write
+
+    def here(*given: Any, isolate: bool) -> Any:
+        assert isolate
+        return written(*given, isolate=False)
+
+    monkeypatch.setattr(blueprints, "write", here)
+    assert main(["plugins", "why", "tiny:toy-image", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["taken"] == f"toy-{name}"
+    options = ServingOptions.model_validate({"model_path": "tiny:toy-image", "device": "cpu"})
+    with closing(make_plan(options)) as plan:
+        assert plan.spec.id == f"toy-{name}"

@@ -28,6 +28,8 @@ from torch import Tensor
 
 import sgld
 
+JUDGES: Final = Path(__file__).resolve().parent / "judges"
+"""Those of the repository, taught by `train.py judges`."""
 FIRST: Final = 9
 CHUNK: Final = 12
 FPS: Final = 12
@@ -194,16 +196,16 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=32)
     parser.add_argument("--frames", type=int, default=2000)
     parser.add_argument("--steps", help="denoising steps, such as 1000,667,333")
-    parser.add_argument("--judges", type=Path, help="folder of taught judges, or where to put them")
+    parser.add_argument("--judges", type=Path, default=JUDGES,
+                        help="folder of taught judges, or where to put them")  # fmt: skip
     parser.add_argument("--size", default=f"{scene.HEIGHT}x{scene.WIDTH}", help="HxW of the frames")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    folder = args.judges or args.out
-    taught = judges.load(folder)
+    taught = judges.load(args.judges)
     if taught is None:
         taught = judges.teach(torch.device(args.device))
         taught = taught[0].cpu(), taught[1].cpu()
-        judges.save(folder, *taught)
+        judges.save(args.judges, *taught)
     height, width = map(int, args.size.split("x"))
     steps = tuple(map(int, args.steps.split(","))) if args.steps else None
     result: dict[str, Any] = {"model": args.model, "steps": steps}

@@ -3,6 +3,7 @@ configuration of a real size without weights. Torch-free.
 
     is_made(path)                    whether a model path names one
     blueprint_of(options, catalog)   the pipeline, and the target that writes it
+    backend_of(options, catalog)     the backend that serves it
     write(options, entry, target)    the checkpoint in a temporary folder
 """
 
@@ -19,6 +20,7 @@ from typing import Final
 from sgld.api.errors import UserError
 from sgld.api.specs import PipelineSpec
 from sgld.params.serving import ServingOptions
+from sgld.plugins.backends import AUTO
 from sgld.plugins.catalog import Catalog, load_target
 from sgld.plugins.resolve import Entry
 
@@ -47,6 +49,13 @@ def blueprint_of(options: ServingOptions, catalog: Catalog) -> tuple[Entry[Pipel
             remedy="Add --load-format dummy to run it with random weights.",
         )
     return found
+
+
+def backend_of(options: ServingOptions, catalog: Catalog) -> str:
+    """The backend to ask: the user's choice, else that of whoever writes the checkpoint."""
+    if options.backend != AUTO or not is_made(options.model_path):
+        return options.backend
+    return blueprint_of(options, catalog)[0].spec.backend
 
 
 def write(

@@ -3,8 +3,10 @@ and used where no model is named. Torch-free.
 
     entry_of(path, catalog)     the record that a model path names, or None
     files_of(entry, options)    its checkpoint
-    picture_of(entry)           what its requests begin with
+    picture_of(entry)           what its sessions begin with
+    blank_of(entry)             what stands for no picture
     only_model(catalog)         the one to use when no model is named, or None
+    refuse_unknown(path, catalog)    raises for a name that would be one and is none
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import dataclasses
 import os
 from pathlib import Path
 
-from sgld.api.errors import PluginError
-from sgld.api.specs import ModelSpec
+from sgld.api.errors import ModelError, PluginError
+from sgld.api.specs import MODEL_PATTERN, ModelSpec
 from sgld.params.serving import ServingOptions
 from sgld.plugins.catalog import Catalog
 from sgld.plugins.doctor.targets import locate
-from sgld.plugins.failures import failure
+from sgld.plugins.failures import failure, meant
+from sgld.plugins.near import failed_text
 from sgld.plugins.resolve import Entry
 from sgld.weights.files import ModelFiles
 from sgld.weights.resolve import resolve
@@ -34,6 +37,24 @@ def only_model(catalog: Catalog) -> Entry[ModelSpec] | None:
     """The bundled model, where just one is installed."""
     entries = list(catalog.models.values())
     return entries[0] if len(entries) == 1 else None
+
+
+def refuse_unknown(path: str, catalog: Catalog) -> None:
+    """Tell which bundled models there are when a path is spelled like one, such as `demo:wrld`, and
+    is neither one nor a file or folder.
+
+    Raises ModelError `model_not_found`.
+    """
+    if path in catalog.models or os.path.lexists(path) or not MODEL_PATTERN.fullmatch(path):
+        return
+    names = sorted(catalog.models)
+    there = f"There are: {', '.join(names)}." if names else "No installed distribution carries one."
+    remedy = f"{meant(path, names)} {there} {failed_text(catalog.failures)}".strip()
+    raise ModelError(
+        f"model_path={path!r}: no installed distribution carries such a model.",
+        code="model_not_found",
+        remedy=remedy,
+    )
 
 
 def files_of(entry: Entry[ModelSpec], options: ServingOptions) -> ModelFiles:
@@ -52,7 +73,15 @@ def picture_of(entry: Entry[ModelSpec]) -> str:
 
     Raises PluginError when the distribution lacks it.
     """
-    name = entry.spec.picture
+    return _picture(entry, entry.spec.picture)
+
+
+def blank_of(entry: Entry[ModelSpec]) -> str:
+    """The path of the picture that stands for none, as `picture_of`."""
+    return _picture(entry, entry.spec.blank)
+
+
+def _picture(entry: Entry[ModelSpec], name: str) -> str:
     if not name:
         return ""
     path = _folder(entry) / name
@@ -74,7 +103,7 @@ def _folder(entry: Entry[ModelSpec]) -> Path:
 
 def _lacks(entry: Entry[ModelSpec], what: str) -> PluginError:
     row = failure(
-        "SGLD-P007",
+        "SGLD-P023",
         entry.plugin,
         f"model {entry.spec.id!r} is not complete: {what} is not there.",
         dist=entry.dist,

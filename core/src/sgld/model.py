@@ -172,7 +172,17 @@ class Model:
         Raises:
             ParameterError: listing everything that is wrong; nothing has run.
         """
-        layers = [Layer("call", params), self.plan.local_layer]
+        return self._requests(self.plan.local_layer, images, want_latents, previews, params)
+
+    def _requests(
+        self,
+        own: Layer,
+        images: Sequence[Any],
+        want_latents: bool,
+        previews: int,
+        params: Mapping[str, Any],
+    ) -> list[tuple[Request, Prepared]]:
+        layers = [Layer("call", params), own]
         prepared = prepare(self.plan.params_class, layers, images_given=len(images))
         made: list[tuple[Request, Prepared]] = []
         for item in prepared:
@@ -248,7 +258,7 @@ class Model:
             values, seed = saved.params, saved.seed
             pictures = given
         else:
-            [(made, _)] = self.requests(images=given, **params)
+            [(made, _)] = self._requests(self.plan.session_layer, given, False, 0, params)
             values, seed, pictures = made.params, made.seeds[0], made.images
         request = SessionRequest(
             self._session_name(),

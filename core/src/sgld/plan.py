@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from sgld import bundled
 from sgld.admission import check_early, check_features, check_options, guidance_reasons
 from sgld.api.errors import ModelError, PluginError
-from sgld.api.specs import CacheSpec, PipelineSpec, RealtimeSpec
-from sgld.blueprints import blueprint_of, inside, is_made, write
+from sgld.api.specs import CacheSpec, ModelSpec, PipelineSpec, RealtimeSpec
+from sgld.blueprints import backend_of, blueprint_of, inside, is_made, write
 from sgld.decisions import Wishes, choose_wishes, only_of, refuse_other, repeat, write_down
 from sgld.params.inspected import Inspected
 from sgld.params.merge import Built, Layer, build
@@ -52,7 +52,9 @@ class ModelPlan:
         recognition: the pipeline and why it was chosen.
         params_class: the family's parameters.
         preset_defaults: this checkpoint's defaults.
-        picture: file that a request begins with when it names no picture; empty: there is none.
+        carried: the record of a model that a distribution brings along.
+        picture: file that a session begins with when it names no picture; empty: there is none.
+        blank: file that stands for no picture, and that a request without one begins with.
         located: component name → its configuration and weights.
         residency: component name → mode.
         precisions: component name → precision word.
@@ -71,7 +73,9 @@ class ModelPlan:
     precisions: Mapping[str, str]
     cache_policy: Entry[CacheSpec] | None
     lock: Lock
+    carried: ModelSpec | None = None
     picture: str = ""
+    blank: str = ""
     _folder: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
@@ -87,7 +91,8 @@ class ModelPlan:
     @property
     def tasks(self) -> tuple[str, ...]:
         """What this checkpoint can do, such as `text-to-video`."""
-        return self.params_class.tasks if self.spec.inspect else self.spec.tasks
+        own = self.carried.tasks if self.carried else ()
+        return own or (self.params_class.tasks if self.spec.inspect else self.spec.tasks)
 
     @property
     def max_running(self) -> int:
@@ -136,8 +141,16 @@ class ModelPlan:
     def local_layer(self) -> Layer:
         """The same with the model's own picture, for requests that may name files of this
         machine."""
+        return self._with_picture(self.blank or self.picture)
+
+    @property
+    def session_layer(self) -> Layer:
+        """The same for sessions."""
+        return self._with_picture(self.picture or self.blank)
+
+    def _with_picture(self, path: str) -> Layer:
         layer = self.preset_layer
-        more = {"image_path": self.picture} if self.picture else {}
+        more = {"image_path": path} if path else {}
         return layer._replace(values={**layer.values, **more})
 
     def build(self, layers: Sequence[Layer]) -> Built[SamplingParams]:
@@ -285,6 +298,7 @@ def _decide(
     elif carried is not None:
         files = bundled.files_of(carried, options)
     else:
+        bundled.refuse_unknown(options.model_path, catalog)
         files = resolve(options.model_path, revision=options.revision, model_id=options.model_id)
     try:
         recognition = catalog.recognise(
@@ -337,7 +351,9 @@ def _decide(
         precisions={name: overrides.precision(name, options.dtype) for name in by_name},
         cache_policy=decisions.cache,
         lock=write_down(catalog, entry.spec, decisions, options, environ, lock),
+        carried=carried.spec if carried else None,
         picture=bundled.picture_of(carried) if carried else "",
+        blank=bundled.blank_of(carried) if carried else "",
         _folder=folder,
     )
 
@@ -350,10 +366,7 @@ def _inspect(entry: Entry[PipelineSpec], files: ModelFiles, options: ServingOpti
 
 
 def _backend(options: ServingOptions, catalog: Catalog, lock: Lock | None) -> str:
-    """The backend to ask: that of the lock's pipeline, and a checkpoint that is written here is
-    served by the one that wrote it."""
+    """The backend to ask: that of the lock's pipeline, if there is a lock."""
     if options.backend == AUTO and lock is not None and lock.pipeline in catalog.pipelines:
         return catalog.pipelines[lock.pipeline].spec.backend
-    if options.backend != AUTO or not is_made(options.model_path):
-        return options.backend
-    return blueprint_of(options, catalog)[0].spec.backend
+    return backend_of(options, catalog)

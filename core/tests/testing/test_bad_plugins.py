@@ -1,5 +1,6 @@
 """A kit that cannot fail is worthless: for every conformance test of plugins, pipelines, stages,
-realtime adapters and cache policies there is a bad one that it finds, and nothing else does."""
+realtime adapters, cache policies and models there is a bad one that it finds, and nothing else
+does."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  (else a run inside imports triton, which aborts when another does)
 
 from sgld.testing import bench, live, watching  # noqa: F401
 from sgld.testing.conformance import (
     CacheContract,
+    ModelContract,
     PipelineContract,
     PluginContract,
     RealtimeContract,
@@ -31,7 +34,8 @@ for name, bad in {{**held.BAD, **held.GOOD}}.items():
     if "{module}" == "bad_describing":
         said["plugin"] = "acme_" + name
     said |= getattr(bad, "attributes", {{}})
-    globals()["Test_" + name.replace("-", "_")] = type("Test_" + name, (Contract,), said)
+    spelled = "Test_" + name.replace("-", "_").replace(":", "__")
+    globals()[spelled] = type("Test_" + name, (Contract,), said)
 del Contract
 """
 ALL = [
@@ -40,6 +44,7 @@ ALL = [
     (StageContract, "bad_stages"),
     (RealtimeContract, "bad_adapters"),
     (CacheContract, "bad_caches"),
+    (ModelContract, "bad_models"),
 ]
 
 
@@ -81,7 +86,7 @@ def outcome(
     for report in run.getreports("pytest_runtest_logreport"):
         _, cls, test = report.nodeid.split("::")
         if report.failed:
-            failed[cls.removeprefix("Test_").replace("_", "-")].add(test)
+            failed[cls.removeprefix("Test_").replace("__", ":").replace("_", "-")].add(test)
             texts.append(report.longreprtext)
     return failed, texts, bad
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch  # noqa: F401  (else the first run inside imports it, and the second again)
+import torch._dynamo  # noqa: F401  (else a run inside imports triton, which aborts when another does)
 
 pytest_plugins = ["pytester"]
 
@@ -16,9 +16,17 @@ class TestIt(CacheContract):
 """
 
 
-def outcomes(pytester: pytest.Pytester, body: str, *flags: str) -> tuple[dict[str, str], str]:
+CONFTEST = """
+import pytest
+pytest_plugins = ["sgld.testing.plugin"]
+"""
+
+
+def outcomes(
+    pytester: pytest.Pytester, body: str, *flags: str, conftest: str = ""
+) -> tuple[dict[str, str], str]:
     """Test → passed, failed, skipped or xfailed; and everything that was said of failures."""
-    pytester.makeconftest('pytest_plugins = ["sgld.testing.plugin"]')
+    pytester.makeconftest(CONFTEST + conftest)
     case = pytester.makepyfile(test_case=HEAD + body)
     run = pytester.inline_run(case, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags)
     found: dict[str, str] = {}
@@ -187,3 +195,108 @@ def test_an_own_test_and_own_names_are_free(pytester: pytest.Pytester) -> None:
     found, _ = outcomes(pytester, body)
     assert found["test_mine"] == "passed"
     assert not bad(found)
+
+
+# What stands around the classes.
+
+
+AUTOUSE = """
+@pytest.fixture(autouse=True)
+def quiet(request):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "who"),
+    [
+        ("pytest.skip('not today')", "conftest"),
+        ("import unittest; raise unittest.SkipTest('not today')", "a mark or unittest"),
+        ("pytest.importorskip('no_such_module')", "conftest"),
+        ("pytest.xfail('it never works')", "pytest.xfail()"),
+    ],
+    ids=["skip", "unittest", "importorskip", "xfail"],
+)
+def test_a_fixture_that_skips_silences_nothing(
+    pytester: pytest.Pytester, body: str, who: str
+) -> None:
+    own = "    def test_mine(self): pass"
+    found, text = outcomes(pytester, own, conftest=AUTOUSE.format(body=body))
+    mine = found.pop("test_mine")
+    assert set(found.values()) == {"failed"}
+    assert "skipped by" in text
+    assert who in text
+    assert mine in ("skipped", "xfailed"), "an author's own tests are the author's"
+
+
+def test_a_mark_that_is_made_while_tests_run_does_not_count(pytester: pytest.Pytester) -> None:
+    body = "    def test_sink_is_kept(self): raise ValueError('not kept')"
+    late = AUTOUSE.format(body="request.applymarker(pytest.mark.xfail(reason='late'))")
+    found, text = outcomes(pytester, body, conftest=late)
+    assert found["test_sink_is_kept"] == "failed"
+    assert "skipped by pytest.xfail()" in text
+
+
+def test_a_skip_that_the_plugin_raises_is_a_failure(pytester: pytest.Pytester) -> None:
+    body = """
+import sgld.causal.policies as policies
+
+@pytest.fixture(autouse=True, scope="module")
+def broken():
+    before = policies.Rolling.drop
+    policies.Rolling.drop = lambda *_, **__: pytest.skip("no")
+    yield
+    policies.Rolling.drop = before
+"""
+    found, text = outcomes(pytester, body)
+    assert "failed" in found.values()
+    assert "skipped" not in found.values()
+    assert "skipped by test_case" in text
+
+
+def test_the_skips_of_the_kit_stay(pytester: pytest.Pytester) -> None:
+    """A kernel for a device that is not under test."""
+    body = """
+from sgld.api import KernelSpec, Requires
+from sgld.testing.conformance import KernelContract
+from sgld.testing.isolated import local_plugin
+
+spec = KernelSpec("mine", "norm.rms", "sgld.ops.norm:rms", requires=Requires(device="xpu"))
+made = local_plugin("mine", spec)
+
+class TestKernel(KernelContract):
+    plugin = made.__enter__()
+    kernel = "mine"
+
+def test_end():
+    made.__exit__(None, None, None)
+"""
+    found, text = outcomes(pytester, body)
+    assert "failed" not in found.values(), text
+    assert "skipped" in found.values()
+
+
+SHADOWS = {
+    "conftest": ("", "@pytest.fixture\ndef sgld_device(): return 'meta'", "conftest"),
+    "module": ("@pytest.fixture\ndef sgld_device(): return 'meta'", "", "test_case"),
+    "pytest's": ("", "@pytest.fixture\ndef tmp_path_factory(): return None", "conftest"),
+}
+
+
+@pytest.mark.parametrize("name", SHADOWS)
+def test_a_fixture_in_the_place_of_the_kits_is_found(pytester: pytest.Pytester, name: str) -> None:
+    module, conftest, where = SHADOWS[name]
+    body = f"""
+{module}
+
+from sgld.testing.conformance import PipelineContract
+
+class TestToy(PipelineContract):
+    pipeline = "toy-image"
+    plugin = "sgld.testing.toy_plugin"
+"""
+    found, text = outcomes(pytester, body, "-k", "test_makes_what", conftest=conftest)
+    assert found == {"test_makes_what_it_declares": "failed"}
+    assert "a conformance test does not get the kit's own fixtures" in text
+    assert f"({where})" in text
+    assert "Give yours other names" in text

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 import train
-from demo_world import data, looks, motion, network, pool, rollout, train_dit, train_vae, vae
+from demo_world import (
+    data,
+    judges,
+    looks,
+    motion,
+    network,
+    pool,
+    rollout,
+    train_dit,
+    train_vae,
+    vae,
+)
 from demo_world.run import Run, load_half, save_half
 from export import export
 
@@ -133,3 +144,29 @@ def test_the_server_plays_what_training_played(trained: Path, tmp_path: Path) ->
     assert number > 100_000
     assert made.std() > 10
     assert np.abs(made - wanted.numpy()).max() < 0.51
+
+
+def test_the_judges_are_taught_examined_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(monkeypatch, "judges", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "judges.json").read_text())
+    assert json.loads(capsys.readouterr().out) == found
+    assert found["looks"].keys() == {*looks.Look._fields, "all"}
+    assert judges.load(tmp_path) is not None
+    for words, said in (
+        (("judges", "--minutes", "1", "--out", "x"), "--minutes: the judges do not take it"),
+        (("vae", "--out", "x"), "--minutes: the stage vae needs it"),
+    ):
+        with pytest.raises(SystemExit):
+            _run(monkeypatch, *words)
+        assert said in capsys.readouterr().err
+
+
+def test_the_judges_that_are_here_tell_looks_and_steps() -> None:
+    taught = judges.load(Path(train.__file__).parent / "judges")
+    assert taught is not None
+    found = judges.examine(*taught, seed=731, clips=12)
+    assert min(found["looks"].values()) > 0.9
+    assert max(value for name, value in found["steps"].items() if name.endswith("error")) < 0.15
+    assert max(value for name, value in found["steps"].items() if name.endswith("still")) < 0.05

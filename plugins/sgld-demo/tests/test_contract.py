@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from sgld.testing.conformance import PluginContract
+from typing import ClassVar
+
+from sgld.testing.conformance import ModelContract, PluginContract
 
 
 class TestPlugin(PluginContract):
     plugin = "demo"
+
+
+class TestWorld(ModelContract):
+    model = "demo:world"
+    params: ClassVar[dict[str, int]] = {"num_frames": 9}

@@ -333,6 +333,15 @@ def test_every_tensor_is_made_where_the_work_is_done(tiny: Path) -> None:
         assert latents.device.type == job.slots.frames.device.type == "meta"
 
 
+def test_a_clip_of_one_frame_is_the_last_of_its_chunk(opened: Opened) -> None:
+    still, clip = params(num_frames=1), params(num_frames=9)
+    chunk = opened.pipeline.plan(still).chunk(0)
+    assert (chunk.frames, opened.pipeline.plan(still).count) == (3, 1)
+    assert list(range(9))[opened.pipeline.clip_part(still, chunk)] == [8]
+    assert list(range(9))[opened.pipeline.clip_part(clip, chunk)] == list(range(9))
+    assert opened.pipeline.used(opened.job(still, PICTURE))["num_frames"] == 1
+
+
 def test_what_a_request_left_out_is_told(opened: Opened) -> None:
     job = opened.job(params(num_frames=20), PICTURE)
     assert opened.pipeline.used(job) == {

@@ -23,9 +23,12 @@ from sgld.memory import device_bytes, memory_plan
 from sgld.params.merge import Layer, build
 from sgld.params.serving import ServingOptions
 from sgld.plan import make_plan
+from sgld.testing.engine_rig import EngineRig
 from sgld.testing.parity import relative_l2
 from sgld_wan import originals, weights
 from sgld_wan.layout import locate
+from sgld_wan.models.vae import Vae
+from sgld_wan.pipelines import loading
 
 Folder = Callable[[str], Path]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -478,3 +481,16 @@ def test_layout_of_a_foreign_folder_names_both_layouts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t2v"}')
     with pytest.raises(ModelError, match=r"(?s)model_index.json.*models_t5_umt5-xxl-enc-bf16.pth"):
         locate(resolve(str(tmp_path)))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_channels_are_innermost_where_the_device_has_streams(
+    streams: bool, original: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked by what the device can do, so that a family nobody has thought of gets it too."""
+    laid_out: list[Vae] = []
+    monkeypatch.setattr(loading, "torch_of", lambda _: torch.cpu if streams else None)
+    monkeypatch.setattr(Vae, "lay_out", lambda vae: laid_out.append(vae))
+    given = options(original("t2v"), device="cpu", allow_pickle=True)
+    with EngineRig(make_plan(given)):
+        assert len(laid_out) == streams

@@ -17,6 +17,7 @@ OPS: Final = (
     "norm.rms",
     "norm.rms_rope",
     "norm.head_rms_rope",
+    "norm.channel_rms_silu",
     "residual.gate",
     "residual.gate_layer",
     "residual.gate_layer_modulate",

@@ -53,6 +53,8 @@ class Requires(NamedTuple):
     """Importable module names."""
     abilities: tuple[str, ...] = ()
     """Words of the device's facts, such as `streams`."""
+    programs: tuple[str, ...] = ()
+    """Commands on the path; `gcc|clang` is any of them."""
 
 
 class Where(NamedTuple):
@@ -174,8 +176,14 @@ class ModelSpec(NamedTuple):
     defaults: Mapping[str, Any] = EMPTY
     """Parameter → value; they go before the presets of the pipeline."""
     picture: str = ""
-    """File in the folder that a request or session begins with when it names no picture, for a
-    pipeline that begins with one."""
+    """File in the folder that a session begins with when it names no picture, for a pipeline that
+    begins with one; a request too, unless there is a `blank`."""
+    blank: str = ""
+    """File in the folder that stands for no picture: shown it, the model makes one up from the
+    prompt. A request that names none begins with it, and so does a session without `picture`."""
+    tasks: tuple[str, ...] = ()
+    """Some of `TASKS`, the main one first; empty: those of the pipeline. `text-to-image` of a
+    pipeline that makes clips is a clip of one frame."""
     summary: str = ""
     """One line for lists."""
     replaces: str = ""

@@ -35,8 +35,11 @@ NEGATIVE_NUMBER: Final = re.compile(r"-[0-9.]")
 EXTRA: Final = "sgld.extra_flags"
 
 
-def with_options(*groups: tuple[str, type[Options]]) -> Callable[[F], F]:
-    """Give a command function one keyword parameter per field of the (title, class) groups.
+def with_options(
+    *groups: tuple[str, type[Options]], without: Iterable[str] = ()
+) -> Callable[[F], F]:
+    """Give a command function one keyword parameter per field of the (title, class) groups, those
+    named in `without` aside.
 
     The function takes them as `**values`, all text and None when not given. A field that two
     classes share appears once.
@@ -48,7 +51,7 @@ def with_options(*groups: tuple[str, type[Options]]) -> Callable[[F], F]:
             for parameter in inspect.signature(function, eval_str=True).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        taken = {parameter.name for parameter in own}
+        taken = {parameter.name for parameter in own} | set(without)
         made: list[inspect.Parameter] = []
         for title, cls in groups:
             for name in _fields(cls):

@@ -23,6 +23,7 @@ from sgld.cli.quiet import quiet_stdout
 COMMANDS: Final = {
     "generate": ("sgld.cli.generate:generate", "Make videos or images from prompts."),
     "serve": ("sgld.cli.serve:serve", "Serve a model over HTTP."),
+    "bench": ("sgld.cli.bench:app", "Measure how fast this machine is."),
     "plugins": ("sgld.cli.plugins:app", "Show what plugins bring and why one is not usable."),
     "models": ("sgld.cli.models:app", "Show which models are served and their parameters."),
 }

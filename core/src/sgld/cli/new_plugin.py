@@ -11,7 +11,7 @@ from sgld.cli.quiet import write
 
 def new_plugin(
     kind: Annotated[
-        str, typer.Argument(help="pipeline, realtime, attention, kernel, platform or cache.")
+        str, typer.Argument(help="pipeline, model, realtime, attention, kernel, platform or cache.")
     ],
     name: Annotated[
         str,

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sgld.api.contracts import CONTRACTS
-from sgld.api.errors import FeatureError, SgldError, UserError
+from sgld.api.errors import UserError
 from sgld.cli.check_plugins import check_plugins
 from sgld.cli.light import LightCommand, LightGroup
 from sgld.cli.new_plugin import new_plugin
 from sgld.cli.quiet import quiet_stdout, write, write_json
 
 if TYPE_CHECKING:
-    from sgld.api.specs import PipelineSpec
     from sgld.plugins.catalog import Catalog
-    from sgld.plugins.match import Files
-    from sgld.plugins.resolve import Entry
     from sgld.plugins.why import Answer
 
 app = typer.Typer(
@@ -95,7 +92,7 @@ def show_plugin(
 @app.command("why", cls=LightCommand)
 def why(
     model: Annotated[
-        str, typer.Argument(help="A folder, a hub id, tiny:NAME or config:NAME.")
+        str, typer.Argument(help="A folder, a hub id, tiny:NAME, config:NAME or a carried model.")
     ] = "",
     op: Annotated[
         str, typer.Option("--op", help="An op, or several by their beginning: attention, norm.")
@@ -122,6 +119,7 @@ def why(
 
     Exits 2 when nothing can be taken, 1 when that is a plugin's fault.
     """
+    from sgld.cli.why_model import why_model
     from sgld.plugins import report
 
     asked = [bool(model), bool(op), platform, bool(cache)]
@@ -138,7 +136,7 @@ def why(
     with quiet_stdout():
         if model:
             options = {"pipeline": pipeline, "backend": backend or "auto"}
-            answers = [_why_model(catalog, model, model_id, options)]
+            answers = [why_model(catalog, model, model_id=model_id, **options)]
         else:
             answers = _why_machine(catalog, op, cache, device or "auto")
     if json:
@@ -151,35 +149,6 @@ def why(
             raise answer.error
 
 
-def _why_model(catalog: Catalog, model: str, model_id: str, options: dict[str, str]) -> Answer:
-    from sgld.plugins.match import Evidence
-    from sgld.plugins.why import why_model
-
-    files = _files(model)
-    answer = why_model(catalog, model, Evidence(files, model_id), **options)
-    taken = catalog.pipelines.get(answer.taken)
-    if taken is None or not taken.spec.inspect or not files.exists("model_index.json"):
-        return answer
-    return answer._replace(error=_refusal(taken, files, model, options))
-
-
-def _refusal(
-    entry: Entry[PipelineSpec], files: Files, model: str, options: dict[str, str]
-) -> SgldError | None:
-    """Why a pipeline that looks into each checkpoint would not serve this one."""
-    from sgld.params.serving import ServingOptions
-    from sgld.plugins.catalog import load_target
-
-    named = options["pipeline"] or None
-    serving = ServingOptions(model_path=model, pipeline_class_name=named)
-    try:
-        refusals = load_target(entry.spec.inspect, entry)(files, serving).refusals
-    except SgldError as error:
-        return error
-    text = f"{entry.spec.id} cannot serve it: {'; '.join(refusals)}."
-    return FeatureError(text) if refusals else None
-
-
 def _why_machine(catalog: Catalog, op: str, cache: str, device: str) -> list[Answer]:
     from sgld.plugins.why_machine import machine, ops_named, why_cache, why_op, why_platform
 
@@ -187,17 +156,3 @@ def _why_machine(catalog: Catalog, op: str, cache: str, device: str) -> list[Ans
         names, at = ops_named(op), machine(catalog, device)
         return [why_op(catalog, name, at) for name in names]
     return [why_cache(catalog, cache)] if cache else [why_platform(catalog)]
-
-
-def _files(model: str) -> Files:
-    """The resolved folder, or only the name of a hub id: a question must not download anything."""
-    from sgld.plugins.match import NameOnly
-
-    if model.startswith(("tiny:", "config:")):
-        return NameOnly(model)
-    if not os.path.exists(os.path.expanduser(model)):
-        typer.echo(f"note: {model!r} is not a local folder; only its name is looked at.", err=True)
-        return NameOnly(model)
-    from sgld.weights.resolve import resolve
-
-    return resolve(model)

@@ -61,6 +61,10 @@ class CausalPipeline(Pipeline):
         first = self.frames_per_latent - 1 if chunk.first == 0 else 0
         return chunk.frames * self.frames_per_latent - first
 
+    def clip_part(self, params: Any, chunk: Chunk) -> slice:
+        """Which of a chunk's frames belong to a request's clip; a session shows all of them."""
+        return slice(None)
+
     @abstractmethod
     def plan(self, params: Any) -> BlockPlan:
         """Chunk sizes; of a session (`params` is then the session's) `total` is ignored."""
@@ -134,7 +138,7 @@ class EachChunk(Stage):
                 yield from _each(stages_of(pipeline, "frame_stages", params), job)
                 if job.request.want_latents:
                     kept.append(slots.latents)
-                pieces.append(_pixels(job))
+                pieces.append(_pixels(job)[pipeline.clip_part(params, slots.chunk)])
                 job.hand_out(chunk.index + 1, plan.count, pieces[-1])
                 if chunk.index + 1 < plan.count:
                     yield from _each(stages_of(pipeline, "commit_stages", params), job)

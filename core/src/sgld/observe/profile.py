@@ -58,9 +58,8 @@ class Recording:
         if self._torch.autograd._profiler_enabled():
             # Torch would silently throw away what the other one has recorded.
             raise RuntimeError("another profiler is running in this thread")
-        self._activities = [profiler.ProfilerActivity.CPU]
-        if self._torch.cuda.is_available():
-            self._activities.append(profiler.ProfilerActivity.CUDA)
+        # The host, and whichever kind of device is here that this torch can look into.
+        self._activities = sorted(profiler.supported_activities(), key=int)
         self._most_steps = most_steps
         self._clock = clock
         self._end = clock() + most_seconds

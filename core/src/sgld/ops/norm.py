@@ -3,6 +3,7 @@
 `layer`, `layer_modulate`, `rms`, `rms_rope`, `head_rms_rope`. All compute in float32 (float64 for
 float64 input) and round once, to the input's dtype, at the end. Where a modulation is per row, per
 frame or per token, it comes as [B, G, D]: every group of S/G consecutive tokens shares one vector.
+`channel_rms_silu` is for the convolutions of a VAE and rounds after each operation, as they do.
 """
 
 from __future__ import annotations
@@ -118,3 +119,19 @@ def head_rms_rope(
     As `rms_rope`, but with one weight [D] that every head shares: x [B, S, H·D] → [B, S, H, D].
     """
     return rotate(rms(x.unflatten(-1, (heads, -1)), weight, eps), cos, sin)
+
+
+def channel_rms_silu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / max(|x|, eps)·sqrt(C)·weight over channels, then SiLU, as Wan's VAE has it.
+
+    Args:
+        x: [B, C, ...], places of a picture or clip in any memory order; |x| is the root of the sum
+            of squares over C.
+        weight: [C].
+        eps: least |x|.
+
+    Returns a new tensor of the shape, dtype and memory order of `x`. In half precision the
+    division, each product and SiLU round, as in the eager chain of the reference.
+    """
+    normed = F.normalize(widen(x), dim=1, eps=eps).to(x.dtype) * x.shape[1] ** 0.5
+    return F.silu(normed * weight.to(x.dtype).view(-1, *[1] * (x.ndim - 2)))

@@ -32,6 +32,7 @@ class Ops(Mapping[str, Op]):
                 "norm.rms": norm.rms,
                 "norm.rms_rope": norm.rms_rope,
                 "norm.head_rms_rope": norm.head_rms_rope,
+                "norm.channel_rms_silu": norm.channel_rms_silu,
                 "residual.gate": residual.gate,
                 "residual.gate_layer": residual.gate_layer,
                 "residual.gate_layer_modulate": residual.gate_layer_modulate,

@@ -130,7 +130,8 @@ class ServingOptions(Options):
     """How a model is found, loaded and run; every field may be given by flag, variable or file."""
 
     model_path: Annotated[str, BeforeValidator(as_text)] = option(
-        description="A local folder, a hub id (owner/name), tiny:NAME or config:NAME.",
+        description="A local folder, a hub id (owner/name), a model that a plugin carries "
+        "(PLUGIN:NAME, see `sgld models list`), tiny:NAME or config:NAME.",
         rule=SOME_TEXT,
         min_length=1,
     )

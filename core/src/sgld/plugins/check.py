@@ -203,6 +203,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "arch": _arch,
     "attention": _texts,
     "backend": _NAME,
+    "blank": _text,
     "blueprints": _mapping(_filled, _TARGET),
     "components": _mapping(_filled, _filled),
     "layout": _or_empty(_TARGET),
@@ -246,6 +247,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "pipeline": _ID,
     "presets": _presets,
     "priority": _whole,
+    "programs": _texts,
     "probe": _TARGET,
     "quant": _texts,
     "reads": _texts,
@@ -266,5 +268,6 @@ CHECKS: Final[Mapping[str, Check]] = {
 MODEL_CHECKS: Final[Mapping[str, Check]] = {
     **CHECKS,
     "id": _matches(specs.MODEL_PATTERN, "must be two lower-case names with a colon: 'acme:one'"),
+    "tasks": lambda value: "" if value == () else _tasks(value),
 }
-"""Those of a checkpoint, whose id is what users type as a model."""
+"""Those of a checkpoint: its id is what users type as a model, its tasks may be the pipeline's."""

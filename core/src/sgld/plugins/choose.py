@@ -8,6 +8,7 @@ that says what to type, and a record that is not exact is taken only with the us
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -76,6 +77,9 @@ def reasons(requires: Requires, facts: DeviceFacts, dtype: str = "") -> tuple[st
     rows += [f"package {name} is missing" for name in requires.packages if not has_package(name)]
     lacking = [name for name in requires.abilities if name not in facts.abilities]
     rows += [f"the device lacks {name!r}" for name in lacking]
+    for names in requires.programs:
+        if not any(map(shutil.which, names.split("|"))):
+            rows.append(f"program {names.replace('|', ' or ')} is not on the path")
     return tuple(rows)
 
 

@@ -50,6 +50,7 @@ CODES: Final[Mapping[str, Code]] = {
     "SGLD-P022": Code(
         "import", "No bytecode is stored, so every start compiles the plugin; a note only."
     ),
+    "SGLD-P023": Code("models", "A model that the plugin carries is not whole, or not served."),
 }
 
 NOTES: Final = frozenset(

@@ -145,6 +145,8 @@ def _target(catalog: Catalog, kind: str, name: str, row: PluginRow) -> str:
     if entry.dist != row.dist:
         return f"not in use: {entry.owner} has it"
     instead = f" (replaces {', '.join(entry.replaced)})" if entry.replaced else ""
+    if kind == "model":
+        return f"{entry.spec.folder}, served by {entry.spec.pipeline}{instead}"
     return f"{entry.spec.target}{instead}"
 
 

@@ -71,11 +71,8 @@ def why_model(
     pipeline: str = "",
     backend: str = AUTO,
 ) -> Answer:
-    """Which pipeline serves a model; `tiny:` and `config:` names say it themselves."""
+    """Which pipeline serves the model of which this is known."""
     question = f"model {model}"
-    prefix, colon, name = model.partition(":")
-    if colon and prefix in ("tiny", "config"):
-        return _why_blueprint(catalog, question, model, name, prefix)
     try:
         found = recognise(catalog, evidence, pipeline, backend)
     except SgldError as error:
@@ -88,16 +85,6 @@ def why_model(
     facts |= {"version": found.entry.version, "score": found.score, "evidence": found.evidence}
     rows = _considered(catalog, evidence, backend, found.tried, spec.id)
     return Answer(question, spec.id, text, rows, facts=facts)
-
-
-def _why_blueprint(catalog: Catalog, question: str, model: str, name: str, prefix: str) -> Answer:
-    try:
-        entry, target = catalog.blueprint(name, "tiny" if prefix == "tiny" else "")
-    except SgldError as error:
-        return Answer(question, "", "", (), error)
-    text = f"{model} is served by {entry.spec.id} ({entry.owner}), whose {target} writes it"
-    row = Row(TAKEN, entry.spec.id, entry.dist, "the name says it")
-    return Answer(question, entry.spec.id, text, (row,))
 
 
 def _scores(catalog: Catalog, evidence: Evidence, backend: str) -> list[Tried]:

@@ -36,7 +36,7 @@ async def load_and_prepare(
 
 async def load_inputs(services: Services, kind: Kind, body: Body) -> list[Picture]:
     """Every input picture of a body, RGB uint8 [H, W, 3], uploads first, then addresses; the
-    model's own for a clip that brings none.
+    model's own for a request that brings none.
 
     Raises:
         ParameterError: one is no picture, too large, or must not be fetched.
@@ -48,8 +48,8 @@ async def load_inputs(services: Services, kind: Kind, body: Body) -> list[Pictur
     for field, url in body.urls:
         data = await fetch_media(url, policy=services.policy, field=field)
         images.append(await _decode(data, field, services))
-    if not images and services.facts.picture and kind == "video":
-        data = await asyncio.to_thread(Path(services.facts.picture).read_bytes)
+    if not images and (path := services.facts.begins_with(kind)):
+        data = await asyncio.to_thread(Path(path).read_bytes)
         images.append(await _decode(data, "input_reference", services))
     return images
 

@@ -23,7 +23,7 @@ from sgld.server.bodies import CONTAINERS, Kind, Limits
 from sgld.server.inlets import FILES, URLS
 from sgld.server.parameters import ModelFacts, limited
 from sgld.server.settings import OutputSettings
-from sgld.server.sorting import OUTPUTS
+from sgld.server.sorting import LENGTHS, OUTPUTS, is_still
 from sgld.server.spelling import ALIASES, APPROXIMATE, EXACT, OFF_ONLY, REFUSED, WITHOUT_EFFECT
 
 Schema = dict[str, Any]
@@ -134,7 +134,7 @@ def _schema(kind: Kind, facts: ModelFacts, bounds: Limits) -> Schema:
     properties: dict[str, Schema] = {"model": {"type": "string", "enum": [facts.name]}}
     short = {field: name for name, field in ALIASES.items()}
     for name, schema in _fields(cls, dict(facts.preset_layer.values)).items():
-        if name in REFUSED:
+        if name in REFUSED or (name in LENGTHS and is_still(kind, cls)):
             continue
         if name in short:
             properties[short[name]] = schema

@@ -62,7 +62,8 @@ class ModelFacts:
         preset_layer: the checkpoint's own defaults.
         tasks: what it can do, such as `text-to-video`.
         repo: the hub repository, empty for a local folder.
-        picture: file that a request begins with when it brings no picture; empty: there is none.
+        picture: file that a session begins with when it brings no picture; empty: there is none.
+        blank: file that stands for no picture, and that a request without one begins with.
     """
 
     name: str
@@ -72,20 +73,24 @@ class ModelFacts:
     tasks: tuple[str, ...]
     repo: str = ""
     picture: str = ""
+    blank: str = ""
 
     @property
     def needs_image(self) -> bool:
         """Whether a request has to bring a picture."""
-        return self.params_class.needs_image and not self.picture
+        return self.params_class.needs_image and not (self.picture or self.blank)
+
+    def begins_with(self, kind: Kind) -> str:
+        """The file that a request of this kind begins with when it brings no picture, or empty."""
+        return {"image": self.blank, "edit": "", "video": self.blank or self.picture}[kind]
 
     @classmethod
     def of(cls, plan: ModelPlan, name: str) -> ModelFacts:
         """The facts of a plan, served under `name`."""
         spec = plan.spec
         repo = plan.files.repo_id or ""
-        layer = plan.preset_layer
-        tasks = tuple(plan.tasks)
-        return cls(name, spec.id, plan.params_class, layer, tasks, repo, plan.picture)
+        layer, tasks = plan.preset_layer, tuple(plan.tasks)
+        return cls(name, spec.id, plan.params_class, layer, tasks, repo, plan.picture, plan.blank)
 
     @property
     def routes(self) -> dict[str, str]:
@@ -227,7 +232,8 @@ def _prepared(
         message, remedy = "is required.", "Send a file, a URL or a data: URL."
         problems.append(problem(named, None, message, remedy, "missing_parameter"))
         images = 1
-    layer = Layer("call", sorting.params, spelled=sorting.spelled)
+    params = {**sorting.params, **({"num_frames": 1} if sorting.still else {})}
+    layer = Layer("call", params, spelled=sorting.spelled)
     try:
         return prepare(sorting.cls, [layer, facts.preset_layer], images_given=images)[0]
     except ParameterError as error:

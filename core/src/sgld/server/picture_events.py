@@ -107,7 +107,9 @@ class _Answer(StreamingResponse):
                 yield await self._last(happened.job)
                 return
             # A job whose engine was lost starts over and makes the same previews again.
-            if event is not None and event.frames is not None and event.step not in shown:
+            if event is None or event.kind != "preview" or event.frames is None:
+                continue
+            if event.step not in shown:
                 shown.add(event.step)
                 yield await self._preview(event, event.frames, len(shown) - 1)
         raise NotReady("the server is stopping.")

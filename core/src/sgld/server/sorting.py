@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sgld.api.errors import Problem
 from sgld.params.nearest import did_you_mean
 from sgld.params.options import Options, from_text, scalar
-from sgld.params.sampling import SamplingParams
+from sgld.params.sampling import SamplingParams, VideoParams
 from sgld.server.inlets import NAMED, URLS
 from sgld.server.settings import ImageOutput, OutputSettings, VideoOutput
 from sgld.server.spelling import (
@@ -24,12 +24,19 @@ from sgld.server.spelling import (
 if TYPE_CHECKING:
     from sgld.server.bodies import Body, Kind
 
+LENGTHS: Final = frozenset({"num_frames", "seconds", "fps"})
+"""Fields of clips, which a picture by a family of clips does not take."""
 PROMPTS: Final = ("prompt", "negative_prompt")
 OUTPUTS: Final[Mapping[str, type[OutputSettings]]] = {
     "image": ImageOutput,
     "edit": ImageOutput,
     "video": VideoOutput,
 }
+
+
+def is_still(kind: Kind, cls: type[SamplingParams]) -> bool:
+    """Whether a request for a picture goes to a family of clips, as a clip of one frame."""
+    return kind != "video" and issubclass(cls, VideoParams)
 
 
 def problem(
@@ -54,6 +61,7 @@ class Sorting:
 
     def __init__(self, kind: Kind, cls: type[SamplingParams], body: Body) -> None:
         self.kind, self.cls, self.output = kind, cls, OUTPUTS[kind]
+        self.still = is_still(kind, cls)
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
         self.params: dict[str, Any] = {}
@@ -72,6 +80,9 @@ class Sorting:
             self.warnings.append(f"{name} has no effect: {reason}.")
         elif name in OFF_ONLY:
             self._off_only(name, scalar(value) if text else value)
+        elif self.still and name in LENGTHS:
+            remedy = "A picture has one frame; POST /v1/videos makes clips."
+            self._refuse(name, value, "is not taken here.", remedy, "unsupported_parameter")
         elif remedy := REFUSED.get(name) or ELSEWHERE[self.kind].get(name):
             self._refuse(name, value, "is not taken here.", remedy, "unsupported_parameter")
         elif name in self.output.accepted():
@@ -118,7 +129,7 @@ class Sorting:
         short = {field: name for name, field in ALIASES.items()}
         fields = {short.get(name, name) for name in self.cls.accepted()} | set(ALIASES.values())
         fields = {*fields, *self.output.accepted(), *URLS[self.kind], "model", "quality"}
-        return sorted(fields - REFUSED.keys())
+        return sorted(fields - REFUSED.keys() - (LENGTHS if self.still else set()))
 
 
 def _typed(cls: type[Options], name: str, value: Any) -> Any:

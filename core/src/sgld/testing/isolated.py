@@ -43,13 +43,16 @@ def catalog_of(*plugins: str | ModuleType) -> Catalog:
     return build(Discovery(tuple(dict.fromkeys(found)), (), ()), {})
 
 
-def owner_catalog(kind: str, id: str, plugin: str | ModuleType = "") -> Catalog:
-    """A catalogue of the plugin that brings record `id` of a kind, and of the plugins it needs.
+def owner_catalog(
+    kind: str, id: str, plugin: str | ModuleType = "", *beside: str | ModuleType
+) -> Catalog:
+    """A catalogue of the plugin that brings record `id` of a kind, of the plugins it needs, and of
+    those `beside` it.
 
     Without `plugin` all installed ones are asked, and those that the environment adds. Raises
     UserError when none, or none that works, brings it.
     """
-    catalog = with_needs(plugin or _owner(kind, id))
+    catalog = with_needs(plugin or _owner(kind, id), *beside)
     if id not in catalog.entries[kind]:
         error = unknown(kind, id, catalog.entries[kind])
         reasons = "".join(f"\n{row}" for row in catalog.fatal)
@@ -73,9 +76,9 @@ def found_plugin(plugin: str | ModuleType) -> Found:
     return _one(plugin, _find({}).found)
 
 
-def with_needs(plugin: str | ModuleType) -> Catalog:
-    """As `catalog_of` one plugin and all those that it needs, and that are there."""
-    names: list[str | ModuleType] = [plugin]
+def with_needs(*plugins: str | ModuleType) -> Catalog:
+    """As `catalog_of` these plugins and all those that they need, and that are there."""
+    names: list[str | ModuleType] = [*plugins]
     while True:
         catalog = catalog_of(*names)
         there = {row.name for row in catalog.plugins}

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sgld.testing import rules
 from sgld.testing.conformance.base import Contract, conformance_tests
 
 if TYPE_CHECKING:
@@ -155,11 +156,13 @@ def _conformance(item: pytest.Item) -> type[Contract] | None:
     return cls if name in conformance_tests(cls) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A conformance test is not skipped by its author: the only way out is xfail, with a reason."""
     for item in items:
         if _conformance(item) is None:
             continue
+        rules.remember_marks(item)
         for mark in item.iter_markers():
             if mark.name == "skip" or (mark.name == "xfail" and not mark.kwargs.get("reason")):
                 item.add_marker(pytest.mark.sgld_not_kept(mark.name))
@@ -180,16 +183,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             '@pytest.mark.xfail(reason="...").',
             pytrace=False,
         )
+    others = rules.shadowed(item) if _conformance(item) is not None else []
+    if others:
+        pytest.fail(
+            f"a conformance test does not get the kit's own fixtures: {', '.join(others)}. Give "
+            "yours other names; sgld.testing.plugin says which names are the kit's.",
+            pytrace=False,
+        )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """An xfail mark on a conformance test that passes is out of date, whatever the settings say."""
+    """An xfail mark on a conformance test that passes is out of date, whatever the settings say; a
+    skip that is not the kit's own is a failure."""
     report = yield
+    if _conformance(item) is None:
+        return report
+    why = rules.unasked_skip(item, call, report)
+    if why:
+        report.outcome, report.longrepr = "failed", why
+        vars(report).pop("wasxfail", None)
     kept = report.when == "call" and report.passed and hasattr(report, "wasxfail")
-    if kept and _conformance(item) is not None:
+    if kept:
         report.outcome = "failed"
         report.longrepr = f"the contract is kept now: take the xfail mark ({report.wasxfail}) away"
         del report.wasxfail

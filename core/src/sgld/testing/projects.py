@@ -45,6 +45,7 @@ KINDS: Final[Mapping[str, str]] = {
     "kernel": "A gated residual addition",
     "platform": "A device family that computes on the CPU",
     "cache": "A cache policy that thins out the past",
+    "model": "A toy world that comes with its weights",
 }
 """What can be written, and the summary of each."""
 LICENCES: Final = ("Apache-2.0", "BSD-3-Clause", "MIT")
@@ -53,7 +54,7 @@ LONGEST: Final = 32
 RESERVED: Final = frozenset({"all", "auto", "builtin", "reference", "torch", "cpu", "cuda"})
 """Words that mean something else where a plugin's name may stand."""
 TOY_NAMES: Final = frozenset({"toy", "toy-image", "toy-edit", "toy-video", "toy-world"})
-"""What `sgld.testing.toy_plugin` brings; the commands of four kinds serve one of them."""
+"""What `sgld.testing.toy_plugin` brings; the commands of five kinds serve one of them."""
 CLASHES: Final[Mapping[str, str]] = {
     "plugin": "a module of every project is called so.",
     "src": "the folder that packages lie in is called so.",
@@ -69,6 +70,10 @@ TOKEN: Final = re.compile(r"acme-toy|acme_toy|AcmeToy|ACME_TOY|@(?:[a-z]+)@")
 SUFFIX: Final = ".txt"
 TOYS: Final = "SGLD_EXTERNAL_MODEL_PACKAGE=sgld.testing.toy_plugin"
 """What makes the toy families known, for kinds that bring no model of their own."""
+
+
+CHECKPOINT: Final = "world"
+"""Folder of the package in which a project of kind `model` has its checkpoint."""
 
 
 class Project(NamedTuple):
@@ -172,7 +177,7 @@ class Project(NamedTuple):
             raise ParameterError([Problem("name", self.name, f"{text}.", remedy)])
 
     def files(self) -> dict[PurePosixPath, str]:
-        """Every file of the project: path → text."""
+        """Every file of the project that is text: path → text. A checkpoint is none."""
         root = resources.files("sgld.testing") / "template"
         texts = {**_read(root / "common"), **_read(root / self.kind)}
         texts[PurePosixPath("LICENSE")] = _text(root / "licences" / f"{self.licence}{SUFFIX}")
@@ -234,6 +239,8 @@ class Project(NamedTuple):
                 for path, text in self.files().items():
                     (draft / path).parent.mkdir(parents=True, exist_ok=True)
                     (draft / path).write_text(text, encoding="utf-8", newline="\n")
+                if self.kind == "model":
+                    _write_checkpoint(draft / "src" / self.package / CHECKPOINT)
                 draft.chmod(0o777 & ~_umask())
                 os.replace(draft, folder)
             finally:
@@ -255,10 +262,17 @@ class Project(NamedTuple):
             "kernel": f"{TOYS} sgld serve tiny:toy-world",
             "platform": f"{TOYS} sgld serve tiny:toy-image --device {self.name}",
             "cache": f"{TOYS} sgld serve tiny:toy-world --cache-policy {self.name}",
+            "model": f"{TOYS} sgld serve {self.name}:{CHECKPOINT}",
         }[self.kind]
         extra = quote(f"{folder}[test]")
         pip = "pip" if find_spec("pip") else "uv pip"  # uv's environments have none
         return (f"{pip} install -e {extra}", f"pytest {quote(str(folder))}", use)
+
+
+def _write_checkpoint(folder: Path) -> None:
+    from sgld.testing import toy_checkpoint  # noqa: PLC0415  (numpy, which other kinds do without)
+
+    toy_checkpoint.write_world(folder)
 
 
 def _nearest(name: str) -> str:

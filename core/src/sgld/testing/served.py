@@ -122,9 +122,10 @@ def served_apart(
     python: str | Path = sys.executable,
 ) -> Iterator[Served]:
     """`sgld serve` as a process of its own, on a free port, with the sgld of this `python`; stopped
-    by SIGTERM."""
+    by SIGTERM. An empty `model_path` names no model."""
+    named = [model_path] if model_path else []
     command = [
-        str(python), "-m", "sgld", "serve", model_path, "--port", "0",
+        str(python), "-m", "sgld", "serve", *named, "--port", "0",
         "--state-path", str(folder / "state"), "--output-path", str(folder / "outputs"),
         "--drain-seconds", "1", *flags,
     ]  # fmt: skip

@@ -41,5 +41,7 @@ def sgld_models() -> Iterable[ModelSpec]:
         folder="sgld_demo:world",
         defaults=DEFAULTS,
         picture="start.png",
+        blank="grey.png",
+        tasks=("image-to-video", "text-to-video", "text-to-image"),
         summary="Pillars on a chequered ground, walked through with keys; 160x96",
     )

@@ -39,8 +39,8 @@ class LingBotParams(TakesImage, FixedSteps, VideoParams):
     num_frames: int = option(
         81,
         "Frames of the clip, rounded down to whole chunks; the first frame counts alone, then four "
-        "by four. A session is endless; there it is how much of the still picture is encoded ahead "
-        "of the first chunk.",
+        "by four. 1 is a single picture, the last frame of the first chunk. A session is endless; "
+        "there it is how much of the still picture is encoded ahead of the first chunk.",
         unit="frames",
         ge=1,
         le=100_000,
@@ -114,9 +114,9 @@ class LingBotParams(TakesImage, FixedSteps, VideoParams):
 
     @classmethod
     def round_length(cls, frames: int, values: Mapping[str, Any]) -> tuple[int, str]:
-        """Whole chunks, where their size is known by now."""
+        """One frame, or whole chunks where their size is known by now."""
         chunk = values.get("chunk_latents")
-        if not isinstance(chunk, int):
+        if frames == 1 or not isinstance(chunk, int):
             return super().round_length(frames, values)
         stride = cls.temporal_stride * chunk
         head = stride - cls.temporal_stride + 1

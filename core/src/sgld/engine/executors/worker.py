@@ -129,6 +129,8 @@ def _build(wire: Wire, start: Message, inbox: Inbox) -> tuple[ModelPlan, TendedE
     from sgld.engine.executors.tended import TendedEngine  # noqa: PLC0415
 
     platform = open_platform(plan)
+    if platform.id == "cpu":
+        _leave_triton_out(os.environ)
     tended = TendedEngine(wire, platform, start["profiles"])
     tended.engine = build_engine(plan, tended.emit, _progress(wire), platform=platform)
     tended.engine.on_wake(lambda: inbox.put({"kind": "wake"}))
@@ -140,6 +142,14 @@ def _build(wire: Wire, start: Message, inbox: Inbox) -> tuple[ModelPlan, TendedE
         }
     )
     return plan, tended
+
+
+def _leave_triton_out(environ: Mapping[str, str]) -> None:
+    """Triton compiles for GPUs, but libraries import it as soon as it is installed: 75 MiB of
+    memory that nothing on a CPU uses. From now on it is as if it were not installed, unless
+    somebody wants its interpreter."""
+    if environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        sys.modules.setdefault("triton", None)  # pyright: ignore[reportArgumentType]
 
 
 def _plan(start: Message) -> ModelPlan:

@@ -19,6 +19,7 @@ from sgld.plugins.choose import ANY_CACHE
 from sgld.plugins.doctor.examine import Examined, Settings, examine
 from sgld.plugins.doctor.findings import ProbeAnswer
 from sgld.plugins.doctor.machine import look
+from sgld.plugins.doctor.models import model_rows
 from sgld.plugins.doctor.rows import (
     MachineReport,
     PluginReport,
@@ -60,13 +61,19 @@ def check(
     examined = _examine_all(discovery.found, settings, name, deep)
     catalog = assemble(discovery, [row.outcome for row in examined], {**pins, **(prefer or {})})
     chosen = [row for row in examined if not name or _is_called(row.outcome.found, name)]
+    described = [row.outcome.described for row in examined if row.outcome.described is not None]
+    carried = {
+        row.outcome.described.found: model_rows(row.outcome.described, described, catalog, settings)
+        for row in chosen
+        if row.outcome.described is not None
+    }
     machine = None
     if not name or any(map(_brings_choices, chosen)):
         probes: dict[str, ProbeAnswer] = {}
         for row in examined:
             probes |= row.probes
         machine = look(catalog, probes, settings, deep=deep)
-    plugins = list(_reports(discovery, examined, catalog, machine))
+    plugins = list(_reports(discovery, examined, catalog, machine, carried))
     known = {(row.found.name, row.found.dist) for row in plugins}
     if name:
         plugins = [row for row in plugins if _is_called(row.found, name)]
@@ -104,6 +111,7 @@ def _reports(
     examined: Sequence[Examined],
     catalog: Catalog,
     machine: MachineReport | None,
+    carried: Mapping[Found, Sequence[Row]],
 ) -> Iterator[PluginReport]:
     """A report for each plugin: examined, set aside before import, or left out."""
     early = list(discovery.failures)
@@ -116,6 +124,7 @@ def _reports(
         found = row.outcome.found
         shown.add((found.name, found.dist))
         rows = [_entry_point(found), *row.rows, *wheel_rows(found), *_packages(row, machine)]
+        rows += carried.get(found, ())
         rows += [from_failure(item, "find") for item in early if _is_about(item, found)]
         rows += [from_failure(item) for item in late if _is_about(item, found)]
         if row.outcome.described is not None:

@@ -1,6 +1,7 @@
 """Examine one plugin in a process of its own and turn the answers, or the death, into rows.
 
-Public: `examine(found, settings, deep) -> Examined`, `Settings`, `ProbeAnswer`.
+Public: `examine(found, settings, deep) -> Examined`, `death(ended, timeout)`, `Settings`,
+`ProbeAnswer`.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ def examine(found: Found, settings: Settings, *, deep: bool) -> Examined:
             return _died(found, ended, settings.timeout)
         if word == "probe":
             skip.append(ended.at)
-            death = _death(ended, min(settings.timeout, LIMIT_S))
-            probes[name] = ProbeAnswer(False, "", error=death)
+            how = death(ended, min(settings.timeout, LIMIT_S))
+            probes[name] = ProbeAnswer(False, "", error=how)
             continue
         skip += [name, *(str(row["deep"]) for row in ended.answers if "deep" in row)]
-        deaths.append(_bad_target(name, _death(ended, settings.timeout)))
+        deaths.append(_bad_target(name, death(ended, settings.timeout)))
         if len(deaths) == MOST_DEATHS:
             deaths.append(_given_up())
             break
@@ -80,7 +81,7 @@ def examine(found: Found, settings: Settings, *, deep: bool) -> Examined:
     return _examined(found, answers, ended, deaths, probes, deep)
 
 
-def _death(ended: Ended, timeout: float) -> str:
+def death(ended: Ended, timeout: float) -> str:
     """How a process ended, as a predicate."""
     word, _, what = ended.how.partition(" ")
     text = {
@@ -144,7 +145,7 @@ def _died(found: Found, ended: Ended, timeout: float) -> Examined:
     row = failure(
         code,
         found.name,
-        f"{what} {_death(ended, timeout)}.",
+        f"{what} {death(ended, timeout)}.",
         dist=found.dist,
         version=found.version,
         cause=ended.how,

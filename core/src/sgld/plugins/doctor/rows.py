@@ -27,6 +27,7 @@ CHECKS: Final = (
     "needs",
     "targets",
     "deep",
+    "models",
     "packages",
     "wheel",
     "probe",

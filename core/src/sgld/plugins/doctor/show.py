@@ -57,10 +57,15 @@ def summary(report: Report, strict: bool) -> str:
     if levels["note"] and not levels["bad"] and strict:
         line += " (notes count, because of --strict)"
     if not report.deep:
-        line += ". No target was imported; --deep does that."
+        models = " but those of carried models" if _has_models(report) else ""
+        line += f". No target was imported{models}; --deep does that."
     if levels["note"] or levels["bad"]:
         line = f"{line.rstrip('.')}. Each code has a section in {DOCS}."
     return line
+
+
+def _has_models(report: Report) -> bool:
+    return any(row.check == "models" for row in report.rows())
 
 
 def as_json(report: Report, strict: bool) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""`python -m sgld.plugins.doctor.worker JOB`: examine one plugin, or read a platform's facts.
+"""`python -m sgld.plugins.doctor.worker JOB`: examine one plugin, or a model that it carries, or
+read a platform's facts.
 
 Everything that it finds is a JSON line in the job's `answers` file, written at once: `{"at": step}`
-before each step, `{"row": ...}`, `{"outcome": ...}`, `{"probe": ...}`, `{"facts": ...}`, and
-`{"done": true}` at the end. Standard output and error are the plugin's.
+before each step, `{"row": ...}`, `{"outcome": ...}`, `{"probe": ...}`, `{"facts": ...}`,
+`{"faults": ...}`, and `{"done": true}` at the end. Standard output and error are the plugin's.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from sgld.plugins.catalog import load_target
+from sgld.plugins.catalog import build, load_target
 from sgld.plugins.describe import Described, Outcome, describe, new_manager
 from sgld.plugins.doctor import fits, targets
 from sgld.plugins.doctor.heavy import Watch
 from sgld.plugins.doctor.left import Left
 from sgld.plugins.doctor.rows import counted
 from sgld.plugins.doctor.wire import pack, unpack
-from sgld.plugins.find import Found
+from sgld.plugins.find import Discovery, Found
 from sgld.plugins.probing import LIMIT_S
 from sgld.plugins.resolve import Entry
 
@@ -55,6 +56,8 @@ def main(path: str) -> None:
     sys.path[:] = job["path"]
     if "platform" in job:
         _facts(job, answers)
+    elif "model" in job:
+        _model(job, answers)
     else:
         _examine(job, answers)
     answers.say(done=True)
@@ -247,6 +250,24 @@ def _facts(job: Mapping[str, Any], answers: Answers) -> None:
         )
     except Exception as error:
         answers.say(error=fits.reason(error))
+
+
+EXAMINE: Final = "sgld.carried:examine"
+"""Named as text, for it lives above this package."""
+
+
+def _model(job: Mapping[str, Any], answers: Answers) -> None:
+    """Examine a model that a plugin carries, beside the plugins that serve it."""
+    found = tuple(cast("Found", unpack(row)) for row in job["plugins"])
+    _hush()
+    answers.say(at="examine the model")
+    try:
+        catalog = build(Discovery(found, (), ()), {})
+        told = load_target(EXAMINE)(catalog.models[job["model"]], catalog)
+    except Exception as error:
+        answers.say(error=fits.reason(error))
+        return
+    answers.say(faults=[[row.text, row.remedy] for row in told.faults], size=told.summary)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def capabilities(model: RealtimeModel | None) -> dict[str, Any] | None:
         "protocols": list(PROTOCOLS),
         "adapter": model.id,
         "events": list(model.adapter.events),
-        "needs_first_frame": model.adapter.needs_first_frame and not model.facts.picture,
+        "needs_first_frame": model.adapter.needs_first_frame
+        and not (model.facts.picture or model.facts.blank),
         "takes_first_frame": model.adapter.needs_first_frame or cls.takes_image,
         "init_fields": list(model.adapter.init_fields),
         "output_formats": list(FORMATS),

@@ -323,8 +323,8 @@ def _params(
 def _first_frame(value: Any, model: RealtimeModel, problems: list[Problem]) -> bytes | str | None:
     name = "first_frame"
     adapter = model.adapter
-    if value is None and model.facts.picture:
-        return Path(model.facts.picture).read_bytes()
+    if value is None and (own := model.facts.picture or model.facts.blank):
+        return Path(own).read_bytes()
     if value is None:
         if adapter.needs_first_frame:
             remedy = "Send the bytes of a picture, an http(s) URL or a data: URL."

@@ -13,6 +13,7 @@
 |---|---|
 | `PluginContract` | `plugin = "name"` |
 | `PipelineContract` | `pipeline = "id"` |
+| `ModelContract` | `model = "id"` |
 | `StageContract` | `stage = "id"`, or `make_stage` and `make_job` |
 | `RealtimeContract` | `adapter = "id"` |
 | `CacheContract` | `policy = "id"` |
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sgld.testing.conformance.base import Contract
     from sgld.testing.conformance.cache import CacheContract
     from sgld.testing.conformance.kernel import KernelContract
+    from sgld.testing.conformance.model import ModelContract
     from sgld.testing.conformance.pipeline import PipelineContract
     from sgld.testing.conformance.platform import PlatformContract
     from sgld.testing.conformance.plugin import PluginContract
@@ -46,6 +48,7 @@ __all__ = [
     "CacheContract",
     "Contract",
     "KernelContract",
+    "ModelContract",
     "PipelineContract",
     "PlatformContract",
     "PluginContract",

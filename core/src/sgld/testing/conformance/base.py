@@ -32,6 +32,9 @@ META: Final = "test_nothing_removed"
 FIXTURES: Final = frozenset({"bench", "live", "sgld_bench", "sgld_device"})
 """Fixtures of `sgld.testing.plugin` on which conformance tests rely."""
 
+KEPT: Final = frozenset({"_catalog", "_seen", "_first"})
+"""Attributes in which conformance classes keep what they found, each for itself."""
+
 
 def broken(*, expected: str, got: Any, remedy: str) -> NoReturn:
     """End a test: what was expected, what came, and what the plugin's author can do."""
@@ -52,14 +55,17 @@ class Contract:
     Args:
         plugin: whose records are used: a plugin's name, an importable module, or a module object
             such as `local_plugin` makes. Empty: whichever installed plugin brings the id.
+        beside: plugins that it needs and that are not installed, as importable modules: sgld's
+            toys, for example.
     """
 
     plugin: ClassVar[str | ModuleType] = ""
+    beside: ClassVar[tuple[str | ModuleType, ...]] = ()
     kind: ClassVar[str] = ""
     """Kind of the record: `pipeline`, `cache`, ..."""
     named_by: ClassVar[str] = ""
     """Attribute of the class that holds the record's id."""
-    told: ClassVar[tuple[str, ...]] = ("plugin",)
+    told: ClassVar[tuple[str, ...]] = ("plugin", "beside")
     """Attributes and methods that a test class may set or override, besides those that `told` of
     its bases lists."""
     _catalog: ClassVar[tuple[Any, Catalog] | None] = None
@@ -87,7 +93,7 @@ class Contract:
     def catalog(cls) -> Catalog:
         """A catalogue of the core's own plugin, the one that brings the record, and its needs; made
         once for each class."""
-        asked = (cls.kind, cls.id(), cls.plugin)
+        asked = (cls.kind, cls.id(), cls.plugin, *cls.beside)
         known = vars(cls).get("_catalog")
         if known is None or known[0] != asked:
             known = (asked, owner_catalog(*asked))
@@ -159,10 +165,10 @@ def told(cls: type) -> list[str]:
 def changes(cls: type) -> Iterator[str]:
     """What a class overrides of the kit that is neither a test nor meant for it, one text each."""
     kit = [base for base in cls.__mro__ if base.__module__.startswith(KIT)]
-    # Python itself puts names with two underscores into every class, and `catalog` keeps one.
+    # Python itself puts names with two underscores into every class, and the kit keeps results.
     names = {name for base in kit for name in vars(base) if not name.startswith("__")}
     names |= FIXTURES | {"__getattribute__", "__init_subclass__"}
-    for name in sorted(names - {*told(cls), *conformance_tests(cls), "_catalog"}):
+    for name in sorted(names - {*told(cls), *conformance_tests(cls), *KEPT}):
         owner = next((base for base in cls.__mro__ if name in vars(base)), object)
         if owner is not object and owner not in kit:
             yield f"{owner.__name__}.{name} belongs to the kit"

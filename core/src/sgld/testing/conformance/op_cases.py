@@ -112,6 +112,19 @@ def _head_rms_rope(make: Inputs) -> Iterator[Case]:
         yield Case(told, (make.tokens(), weight, *make.rotation(), make.sizes.heads, EPS))
 
 
+def _channel_rms_silu(make: Inputs) -> Iterator[Case]:
+    size = make.sizes.width
+    for told, weight in make.weights(size):
+        clip = make.noise(BATCH, size, 2, 3, 4)
+        yield Case(told, (clip, weight, EPS))
+        inner = clip.contiguous(memory_format=torch.channels_last_3d)
+        yield Case(f"{told}, channels innermost", (inner, weight, EPS))
+        yield Case(f"{told}, a part", (inner[..., 1:], weight, EPS))
+    picture = make.noise(BATCH, size, 3, 4)
+    picture[:, :, 1] = 0
+    yield Case("a picture with nothing in places", (picture, make.noise(size), EPS))
+
+
 def _gate(make: Inputs) -> Iterator[Case]:
     yield Case("no gate", (make.tokens(), make.tokens(), None))
     for told, (gate,) in make.modulations(1):
@@ -164,6 +177,7 @@ CASES: Final[dict[str, Callable[[Inputs], Iterator[Case]]]] = {
     "norm.rms": _rms,
     "norm.rms_rope": _rms_rope,
     "norm.head_rms_rope": _head_rms_rope,
+    "norm.channel_rms_silu": _channel_rms_silu,
     "residual.gate": _gate,
     "residual.gate_layer": _gate_layer,
     "residual.gate_layer_modulate": _gate_layer_modulate,

@@ -48,12 +48,16 @@ class PluginContract(Contract):
     @classmethod
     def catalog(cls) -> Catalog:
         """A catalogue of this plugin and what it needs."""
-        return with_needs(cls._plugin())
+        return with_needs(cls._plugin(), *cls.beside)
 
     def test_loads_alone(self) -> None:
         """Without any other plugin, but for those that it names in `needs`, all of it is usable."""
         catalog = self.catalog()
         faults = [str(row) for row in catalog.failures]
+        needed = {need for row in catalog.plugins for need in row.needs}
+        named = {found_plugin(one).module for one in self.beside}
+        extra = [row.name for row in catalog.plugins if row.module in named - needed]
+        faults += [f"{name} stands in `beside`" for name in extra if name not in needed]
         expect(
             not faults,
             expected="a plugin that is usable with nothing else installed",

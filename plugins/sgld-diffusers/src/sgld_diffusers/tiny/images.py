@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sgld_diffusers.tiny import text, tokenizers, vaes
-from sgld_diffusers.tiny.writing import euler, made, network, write
+from sgld_diffusers.tiny.writing import euler, made, multistep, network, write
 
 QWEN_SHIFT: Final[dict[str, Any]] = {
     "base_image_seq_len": 256,
@@ -29,16 +29,12 @@ def qwen_image(folder: Path) -> None:
 
 def qwen_image_edit(folder: Path) -> None:
     """Qwen-Image-Edit: one picture, seen by the language model and by the transformer."""
-    parts = _qwen(seed=110, blocks=0)
-    processor = text.qwen_vl_processor(parts["tokenizer"])
-    write(folder, "QwenImageEditPipeline", **parts, processor=processor)
+    _qwen_edit(folder, "QwenImageEditPipeline", seed=110)
 
 
 def qwen_image_edit_plus(folder: Path) -> None:
     """Qwen-Image-Edit-2509 and later: several pictures."""
-    parts = _qwen(seed=120, blocks=0)
-    processor = text.qwen_vl_processor(parts["tokenizer"])
-    write(folder, "QwenImageEditPlusPipeline", **parts, processor=processor)
+    _qwen_edit(folder, "QwenImageEditPlusPipeline", seed=120)
 
 
 def z_image(folder: Path) -> None:
@@ -238,12 +234,6 @@ def sana(folder: Path) -> None:
         out_channels=8,
         qk_norm="rms_norm_across_heads",
     )
-    scheduler = made(
-        "DPMSolverMultistepScheduler",
-        flow_shift=3.0,
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-    )
     write(
         folder,
         "SanaPipeline",
@@ -251,8 +241,15 @@ def sana(folder: Path) -> None:
         text_encoder=text.gemma2(191),
         vae=vaes.deep_compression(192, 8),
         transformer=transformer,
-        scheduler=scheduler,
+        scheduler=multistep("DPMSolverMultistepScheduler"),
     )
+
+
+def _qwen_edit(folder: Path, class_name: str, *, seed: int) -> None:
+    """A Qwen-Image that sees the pictures to be edited."""
+    parts = _qwen(seed, blocks=0)
+    processor = text.qwen_vl_processor(parts["tokenizer"])
+    write(folder, class_name, **parts, processor=processor)
 
 
 def _qwen(seed: int, blocks: int = 1) -> dict[str, Any]:

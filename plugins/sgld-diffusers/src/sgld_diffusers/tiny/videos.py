@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sgld_diffusers.tiny import text, tokenizers, vaes
-from sgld_diffusers.tiny.writing import euler, made, network, write
+from sgld_diffusers.tiny.writing import euler, made, multistep, network, write
 
 LTX_CHANNELS: Final = 16
 
@@ -98,19 +98,13 @@ def wan_vace(folder: Path) -> None:
         text_dim=text.WIDTH,
         vace_layers=[0, 1],
     )
-    scheduler = made(
-        "UniPCMultistepScheduler",
-        flow_shift=3.0,
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-    )
     write(
         folder,
         "WanVACEPipeline",
         tokenizer=tokenizers.t5(),
         text_encoder=text.umt5(251),
         vae=vaes.wan(252),
-        scheduler=scheduler,
+        scheduler=multistep("UniPCMultistepScheduler"),
         transformer=transformer,
     )
 

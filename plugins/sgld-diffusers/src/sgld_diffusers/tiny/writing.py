@@ -34,6 +34,11 @@ def euler(**settings: Any) -> Any:
     return made("FlowMatchEulerDiscreteScheduler", **settings)
 
 
+def multistep(class_name: str) -> Any:
+    """A multistep solver of one of diffusers' classes, as families of flow matching set it."""
+    return made(class_name, flow_shift=3.0, prediction_type="flow_prediction", use_flow_sigmas=True)
+
+
 def made(class_name: str, **settings: Any) -> Any:
     """An object of one of diffusers' classes, which are loaded when they are named."""
     return getattr(import_module("diffusers"), class_name)(**settings)

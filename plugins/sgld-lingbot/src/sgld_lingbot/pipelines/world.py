@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch
 
 from sgld.api.errors import ParameterError, Problem
-from sgld.causal.blocks import BlockPlan
+from sgld.causal.blocks import BlockPlan, Chunk
 from sgld.causal.cache import Part
 from sgld.causal.cross import CrossCache, CrossShape, cross_bytes, cross_host_bytes
 from sgld.causal.kept import Kept, Shapes, kept_bytes
@@ -76,6 +76,10 @@ class LingBotWorldCausalDMDPipeline(CausalPipeline):
         latents = (params.num_frames - 1) // self.frames_per_latent + 1
         return BlockPlan(chunk, total=max(latents - latents % chunk, chunk))
 
+    def clip_part(self, params: Any, chunk: Chunk) -> slice:
+        """All, or of a clip of one frame the last one: the first shows what was given."""
+        return slice(-1, None) if params.num_frames == 1 else slice(None)
+
     def open_stages(self, params: Any) -> Sequence[Stage]:
         self.memory(params)
         return (
@@ -131,8 +135,9 @@ class LingBotWorldCausalDMDPipeline(CausalPipeline):
     def used(self, job: Job) -> Mapping[str, Any]:
         """What the request left to the checkpoint, and the length in whole chunks."""
         params, memory = job.params, self.memory(job.params)
+        whole = (self.plan(params).total - 1) * self.frames_per_latent + 1
         return {
-            "num_frames": (self.plan(params).total - 1) * self.frames_per_latent + 1,
+            "num_frames": 1 if params.num_frames == 1 else whole,
             "flow_shift": self._shift(params),
             "chunk_latents": memory.chunk,
             "realtime_causal_kv_cache_num_frames": memory.window,

@@ -11,7 +11,9 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from torch import nn
 
 from sgld.api.errors import FeatureError
+from sgld.ops import Ops
 from sgld_wan.models.vae_conv import for_cpu
+from sgld_wan.models.vae_norm import fuse_norms
 from sgld_wan.models.vae_stream import History, decode_chunk, encode_chunk, new_history
 
 
@@ -21,11 +23,14 @@ class Vae(nn.Module):
     No call leaves anything behind on the module, so several threads may call at once.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, tiling: bool = False) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, tiling: bool = False, ops: Ops | None = None
+    ) -> None:
         super().__init__()
         # Typed as Any: from_config is declared to return a pair as well.
         self.model: Any = AutoencoderKLWan.from_config(dict(config))
         for_cpu(self.model)
+        fuse_norms(self.model, ops or Ops.torch())
         # diffusers' tiled code keeps its history on the module: one caller at a time.
         self._tiles = Lock()
         if tiling:

@@ -162,7 +162,7 @@ class VaeHistory(Part):
             self._kept.append(tuple(_on_host(held) for held in self._slots))
 
     def _upload(self, kept: tuple[Remembered, ...]) -> History:
-        if self._device.type != "cpu":
+        if torch_of(self._device) is not None:
             torch.accelerator.synchronize(self._device)  # the copy may still be on its way
         return [held.to(self._device) if isinstance(held, torch.Tensor) else held for held in kept]
 

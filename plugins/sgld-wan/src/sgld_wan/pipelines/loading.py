@@ -14,6 +14,7 @@ from sgld.api.errors import ModelError
 from sgld.engine.loading import Loader
 from sgld.engine.pipeline import Loaded
 from sgld.ops import Ops
+from sgld.platforms.streams import torch_of
 from sgld.stages.latent_scale import ChannelScale
 from sgld.weights.files import ModelFiles
 from sgld.weights.layout import Located
@@ -202,8 +203,9 @@ def _wrapped(loader: Loader, located: Located) -> nn.Module:
 
     rename = _chain(names_of.rename, spelled, _wrap)
     module = loader.module(located.name, build, rename=rename, convert=convert)
-    # Measured on a GPU only; on a CPU the rounding would depend on where a file has its bytes.
-    if isinstance(module, Vae) and loader.device.type != "cpu":
+    # Measured on a device with streams only; on a CPU the rounding would depend on where a file has
+    # its bytes.
+    if isinstance(module, Vae) and torch_of(loader.device) is not None:
         module.lay_out()
     return module
 
@@ -213,7 +215,7 @@ def _builder(loader: Loader, located: Located) -> Callable[[], nn.Module]:
         return lambda: TextEncoder(located.config, loader.dtypes["transformer"])
     if located.group == "image_encoder":
         return lambda: ImageEncoder(located.config)
-    return lambda: Vae(located.config, tiling=loader.vae_tiling)
+    return lambda: Vae(located.config, tiling=loader.vae_tiling, ops=loader.ops)
 
 
 def load_tokenizer(loader: Loader, original: OriginalLayout | None) -> Any:
