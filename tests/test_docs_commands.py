@@ -32,6 +32,7 @@ NOT_RUN: Final = (
     "sgld serve ",  # runs until it is stopped; the tests of the server start it
     "uv run sgld serve",  # the same
     "sgld bench ",  # starts one; tests/test_bench_command.py runs it on a smaller world
+    "uv run python bench/kernels.py",  # needs a GPU; tests/test_bench_quick.py runs it on a CPU
     "curl ",  # needs that server
 )
 HUB: Final = {
