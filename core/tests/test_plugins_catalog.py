@@ -352,5 +352,5 @@ def test_the_digest_depends_on_every_decision(make: Make, monkeypatch: pytest.Mo
 
 
 def test_every_code_has_a_phase_and_a_meaning() -> None:
-    assert list(CODES) == [f"SGLD-P{number:03}" for number in range(1, 23)]
+    assert list(CODES) == [f"SGLD-P{number:03}" for number in range(1, 24)]
     assert all(row.phase and row.meaning.endswith(".") for row in CODES.values())

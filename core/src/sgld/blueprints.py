@@ -15,14 +15,16 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sgld.api.errors import UserError
 from sgld.api.specs import PipelineSpec
-from sgld.params.serving import ServingOptions
 from sgld.plugins.backends import AUTO
 from sgld.plugins.catalog import Catalog, load_target
 from sgld.plugins.resolve import Entry
+
+if TYPE_CHECKING:
+    from sgld.params.serving import ServingOptions  # pydantic; only those who serve need it
 
 TINY: Final = "tiny:"
 CONFIG: Final = "config:"

@@ -14,10 +14,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sgld.api.errors import ModelError, PluginError
 from sgld.api.specs import MODEL_PATTERN, ModelSpec
-from sgld.params.serving import ServingOptions
 from sgld.plugins.catalog import Catalog
 from sgld.plugins.doctor.targets import locate
 from sgld.plugins.failures import failure, meant
@@ -25,6 +25,9 @@ from sgld.plugins.near import failed_text
 from sgld.plugins.resolve import Entry
 from sgld.weights.files import ModelFiles
 from sgld.weights.resolve import resolve
+
+if TYPE_CHECKING:
+    from sgld.params.serving import ServingOptions  # pydantic; only those who serve need it
 
 
 def entry_of(path: str, catalog: Catalog) -> Entry[ModelSpec] | None:

@@ -30,21 +30,36 @@ class Sought(NamedTuple):
     origin: str = ""
 
 
+class Asked(NamedTuple):
+    """A model, and what pins its pipeline or backend where something does."""
+
+    model: str
+    pipeline: str
+    backend: str
+
+    def options(self) -> ServingOptions:
+        """The same as for `sgld serve`. Imported late: a name alone is explained without them."""
+        from sgld.params.serving import ServingOptions
+
+        return ServingOptions(
+            model_path=self.model,
+            backend=self.backend,
+            pipeline_class_name=self.pipeline or None,
+            load_format="dummy" if self.model.startswith("config:") else "auto",
+        )
+
+
 def why_model(
     catalog: Catalog, model: str, *, model_id: str = "", pipeline: str = "", backend: str = "auto"
 ) -> Answer:
     """Who serves a model, with everybody who was considered. Downloads nothing; a `tiny:` or
     `config:` model is written by a process of its own and removed again."""
-    from sgld.params.serving import ServingOptions
     from sgld.plugins import why
     from sgld.plugins.match import Evidence
 
-    given = {"model_path": model, "backend": backend, "pipeline_class_name": pipeline or None}
-    if model.startswith("config:"):
-        given["load_format"] = "dummy"
-    options = ServingOptions.model_validate(given)
+    asked = Asked(model, pipeline, backend)
     try:
-        with _sought(options, catalog) as sought:
+        with _sought(asked, catalog) as sought:
             evidence = Evidence(sought.files, model_id)
             answer = why.why_model(
                 catalog, model, evidence, pipeline=sought.pipeline, backend=sought.backend
@@ -58,21 +73,22 @@ def why_model(
                 or not sought.files.exists("model_index.json")
             ):
                 return answer
-            return answer._replace(error=_refusal(taken, sought.files, options))
+            return answer._replace(error=_refusal(taken, sought.files, asked.options()))
     except SgldError as error:
         return why.Answer(f"model {model}", "", "", (), error)
 
 
 @contextmanager
-def _sought(options: ServingOptions, catalog: Catalog) -> Iterator[Sought]:
+def _sought(asked: Asked, catalog: Catalog) -> Iterator[Sought]:
     """What is known of a model; of a hub id only its name, for a question downloads nothing."""
     from sgld import blueprints, bundled
     from sgld.plugins.match import NameOnly
     from sgld.weights.resolve import resolve
 
-    model, pinned = options.model_path, options.pipeline_class_name or ""
+    model, pinned, backend = asked
     carried = bundled.entry_of(model, catalog)
     if blueprints.is_made(model):
+        options = asked.options()
         entry, target = blueprints.blueprint_of(options, catalog)
         origin = f"{target} of {entry.spec.id} writes it"
         folder = blueprints.write(options, entry, target, isolate=True)
@@ -82,15 +98,15 @@ def _sought(options: ServingOptions, catalog: Catalog) -> Iterator[Sought]:
         finally:
             folder.cleanup()
     elif carried is not None:
-        files = bundled.files_of(carried, options)
+        files = bundled.files_of(carried, asked.options())
         origin = f"{carried.owner} carries it"
-        yield Sought(files, pinned or carried.spec.pipeline, options.backend, origin)
+        yield Sought(files, pinned or carried.spec.pipeline, backend, origin)
     elif os.path.exists(os.path.expanduser(model)):
-        yield Sought(resolve(model), pinned, options.backend)
+        yield Sought(resolve(model), pinned, backend)
     else:
         bundled.refuse_unknown(model, catalog)
         typer.echo(f"note: {model!r} is not a local folder; only its name is looked at.", err=True)
-        yield Sought(NameOnly(model), pinned, options.backend)
+        yield Sought(NameOnly(model), pinned, backend)
 
 
 def _refusal(entry: Entry[PipelineSpec], files: Files, options: ServingOptions) -> SgldError | None:
