@@ -38,11 +38,6 @@ import numpy as np
 import torch
 
 import sgld
-from sgld.bench.client import connected
-from sgld.bench.figures import latencies
-from sgld.bench.model_facts import init_of, place_of, served_model
-from sgld.bench.own_server import OwnServer
-from sgld.bench.realtime import Wishes, stepping
 
 TOYS = {"SGLD_EXTERNAL_MODEL_PACKAGE": "sgld.testing.toy_plugin"}
 RESULTS = Path(__file__).parent / "results"
@@ -133,6 +128,9 @@ def _show(row: dict[str, Any]) -> None:
 
 def wire(given: argparse.Namespace) -> list[dict[str, Any]]:
     """A server and one client on this machine."""
+    # Here, because the engine alone is measured where no server is installed.
+    from sgld.bench.own_server import OwnServer
+
     rows: list[dict[str, Any]] = []
     # The chunk of a toy is too small to be shared among threads.
     alone = given.wire_model.startswith("tiny:")
@@ -181,6 +179,11 @@ def _here(given: argparse.Namespace) -> dict[str, float]:
 
 def _talk(address: str, form: str, given: argparse.Namespace) -> dict[str, Any]:
     """Chunks one after another, each asked for with a new key."""
+    from sgld.bench.client import connected
+    from sgld.bench.figures import latencies
+    from sgld.bench.model_facts import init_of, place_of, served_model
+    from sgld.bench.realtime import Wishes, stepping
+
     place = place_of(f"ws://{address}")
     wanted = {"prompt": PROMPT, "size": given.wire_size, "realtime_output_format": form, "seed": 1}
     init = init_of(served_model(place), wanted)
@@ -255,7 +258,8 @@ def main() -> None:
     os.environ.update(TOYS)
     report: dict[str, Any] = {
         "model": given.model, "size": given.size, "wire_model": given.wire_model,
-        "wire_size": given.wire_size, "set": given.set, "device": given.device,
+        "wire_size": given.wire_size, "set": given.set, "serve": given.serve,
+        "plugins": os.environ.get("SGLD_PLUGINS", ""), "device": given.device,
         "machine": platform.machine(), "cpus": os.cpu_count(), "load": os.getloadavg(),
         "torch": torch.__version__, "quick": given.quick,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

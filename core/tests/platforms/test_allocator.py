@@ -141,7 +141,8 @@ def test_segments_grow_on_this_machine() -> None:
         "from sgld.platforms.cuda import CudaPlatform\n"
         "platform = CudaPlatform()\n"
         "held = torch.empty(64 * 2**20, device=platform.torch_device)\n"
-        "assert Allocator(platform.torch_device).settings() == ON\n"
+        "told = Allocator(platform.torch_device).settings()\n"
+        "assert told in (ON, ''), told  # torch 2.11 does not tell what it was set to\n"
         "assert any(s['is_expandable'] for s in torch.cuda.memory_snapshot())\n"
     )
     done = subprocess.run(

@@ -102,6 +102,25 @@ def test_wide_loads_and_one_kernel_for_all_requests(compiled: Compiled) -> None:
         assert sum(".v4." not in name for name in loads) <= 1, (op, loads)
 
 
+def test_rounding_after_every_operation_is_not_fused_away(compiled: Compiled) -> None:
+    """A product that is rounded to bfloat16 and then added to something is not one fused operation,
+    which would round once: a quarter of the elements differed on a GPU."""
+    from sgld_kernels_triton import norm, residual
+
+    x, y = (torch.zeros(1, 8, 1536, dtype=BF16) for _ in range(2))
+    half = torch.zeros(1, 1, 1536, dtype=BF16)
+    norm.layer_modulate(x, half, half, 1e-6)
+    residual.gate(x, y, half)
+    residual.gate_layer_modulate(x, y, half, half, half, 1e-6)
+    assert len(compiled) == 3
+    for kernel in compiled:
+        ptx = kernel.asm["ptx"]
+        # Where there is no plain sum or product, it is written as x·1 + y or as x·y - 0.
+        plain = set(re.findall(r"mov\.b16\s+(%rs\d+), 0x(?:3F80|8000);", ptx))
+        fused = re.findall(r"fma\.rn\.bf16\s+%rs\d+, %rs\d+, (%rs\d+), (%rs\d+)", ptx)
+        assert all(plain.intersection(operands) for operands in fused)
+
+
 def test_programs_have_sensible_sizes() -> None:
     for width in (64, 128, 384, 1536, 2048, 3072, 5120, 8192, 13824):
         assert sensible(launch_for(width), width), width

@@ -162,6 +162,19 @@ def test_channel_rms_silu(device: str, data: st.DataObject) -> None:
         assert all(found.is_contiguous(memory_format=order) for order in kept)
 
 
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_single_clip_keeps_its_channels_innermost(device: str, frames: int) -> None:
+    """What pads and convolutions ask is the strides, of axes of one element, too."""
+    from sgld_kernels_triton.norm import channel_rms_silu
+
+    x = torch.randn(1, 8, frames, 3, 4, device=device)
+    x = x.contiguous(memory_format=torch.channels_last_3d)
+    found = channel_rms_silu(x, torch.ones(8, device=device), EPS)
+    assert found.stride() == x.stride()
+    padded = torch.nn.functional.pad(found, (1, 1, 1, 1, 2, 0))
+    assert padded.is_contiguous(memory_format=torch.channels_last_3d)
+
+
 @EXAMPLES
 @given(data=st.data())
 def test_gate(device: str, data: st.DataObject) -> None:

@@ -483,14 +483,17 @@ def test_layout_of_a_foreign_folder_names_both_layouts(tmp_path: Path) -> None:
         locate(resolve(str(tmp_path)))
 
 
+@pytest.mark.parametrize("layout", ["tiny", "original"])
 @pytest.mark.parametrize("streams", [True, False])
 def test_channels_are_innermost_where_the_device_has_streams(
-    streams: bool, original: Folder, monkeypatch: pytest.MonkeyPatch
+    layout: str, streams: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Asked by what the device can do, so that a family nobody has thought of gets it too."""
+    """Asked by what the device can do, so that a family nobody has thought of gets it too; and in
+    either layout of a checkpoint."""
     laid_out: list[Vae] = []
     monkeypatch.setattr(loading, "torch_of", lambda _: torch.cpu if streams else None)
     monkeypatch.setattr(Vae, "lay_out", lambda vae: laid_out.append(vae))
-    given = options(original("t2v"), device="cpu", allow_pickle=True)
+    folder: Folder = request.getfixturevalue(layout)
+    given = options(folder("t2v"), device="cpu", allow_pickle=True)
     with EngineRig(make_plan(given)):
         assert len(laid_out) == streams

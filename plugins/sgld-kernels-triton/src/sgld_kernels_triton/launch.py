@@ -22,10 +22,17 @@ class Launch(NamedTuple):
     warps: int
     """Groups of 32 threads."""
 
-    def tile(self, width: int) -> dict[str, Any]:
-        """What a kernel and its compiler are told about a tile of rows of this width."""
+    def tile(self, width: int, *, stepwise: bool = False) -> dict[str, Any]:
+        """What a kernel and its compiler are told about a tile of rows of this width.
+
+        Args:
+            width: of a row.
+            stepwise: round after every operation.
+        """
         # Products and sums are fused as in torch's own kernels: newer Tritons do so when asked.
-        options = {"num_warps": self.warps, "enable_fp_fusion": True}
+        # Where each rounds, compilers see that a product rounded to bfloat16 and a sum rounded to
+        # it make one fused operation of half precision, which rounds once.
+        options = {"num_warps": self.warps, "enable_fp_fusion": not stepwise}
         return {"WIDTH": width, "BLOCK": padded(width), "ROWS": self.rows, **options}
 
 

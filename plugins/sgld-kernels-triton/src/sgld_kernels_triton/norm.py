@@ -79,8 +79,8 @@ def channel_rms_silu(
 ) -> Tensor:
     """x / max(|x|, eps)·sqrt(C)·weight over the channels of [B, C, ...], then SiLU; each operation
     rounds. The result has the memory order of `x`."""
-    flat = x.flatten(2)  # a copy only where places lie at no common stride
-    out = torch.empty_like(flat)
+    out = torch.empty_like(x)
+    flat, made = x.flatten(2), out.flatten(2)  # copies only where places lie at no common stride
     batch, width, places = flat.shape
     count = batch * places
     if count and width:
@@ -89,21 +89,23 @@ def channel_rms_silu(
             kernels.channel_rms_silu[(-(-count // size.rows),)](
                 flat,
                 fits("weight", weight, width),
-                out,
+                made,
                 count,
                 places,
                 flat.stride(0),
                 flat.stride(1),
                 flat.stride(2),
-                out.stride(0),
-                out.stride(1),
-                out.stride(2),
+                made.stride(0),
+                made.stride(1),
+                made.stride(2),
                 eps,
                 width**0.5,
                 **size.tile(width),
                 **{"WIDE": wide(x)},
             )
-    return out.unflatten(2, x.shape[2:])
+    # Not `made` as a view: with one picture its first stride says nothing, and convolutions would
+    # take the order of its memory for another.
+    return out if made.data_ptr() == out.data_ptr() else out.copy_(made.view_as(out))
 
 
 def _turned(

@@ -95,6 +95,8 @@ def fused(
     if not count or not width:
         return total, out
     size = launch or launch_for(width)
+    gate_stepwise = gate_by is not None and stepwise(x, gate_by)
+    scale_stepwise = scale is not None and stepwise(x, scale)
     with on_device(x):
         residual_norm[(-(-count // size.rows),)](
             tokens,
@@ -122,11 +124,11 @@ def fused(
             shifts.group,
             shifts.span,
             eps,
-            **size.tile(width),
+            **size.tile(width, stepwise=gate_stepwise or scale_stepwise),
             **{
                 "WIDE": wide(x),
-                "GATE_STEPWISE": gate_by is not None and stepwise(x, gate_by),
-                "SCALE_STEPWISE": scale is not None and stepwise(x, scale),
+                "GATE_STEPWISE": gate_stepwise,
+                "SCALE_STEPWISE": scale_stepwise,
             },
         )
     return total, out

@@ -188,21 +188,22 @@ def _wrapped(loader: Loader, located: Located) -> nn.Module:
         names = {name.removeprefix(WRAPPED) for name in build().state_dict()}
     spelled = rename_saved_image_encoder(names) if located.name == "image_encoder" else _same
     if located.naming != ORIGINAL:
-        return loader.module(located.name, build, rename=_chain(spelled, _wrap))
-    names_of = name_map(located.name)
+        module = loader.module(located.name, build, rename=_chain(spelled, _wrap))
+    else:
+        names_of = name_map(located.name)
 
-    def convert(present: frozenset[str]) -> list[Target]:
-        bare = frozenset(name.removeprefix(WRAPPED) for name in present)
-        return [
-            target._replace(
-                name=WRAPPED + target.name,
-                sources=tuple(WRAPPED + source for source in target.sources),
-            )
-            for target in names_of.convert(bare)
-        ]
+        def convert(present: frozenset[str]) -> list[Target]:
+            bare = frozenset(name.removeprefix(WRAPPED) for name in present)
+            return [
+                target._replace(
+                    name=WRAPPED + target.name,
+                    sources=tuple(WRAPPED + source for source in target.sources),
+                )
+                for target in names_of.convert(bare)
+            ]
 
-    rename = _chain(names_of.rename, spelled, _wrap)
-    module = loader.module(located.name, build, rename=rename, convert=convert)
+        rename = _chain(names_of.rename, spelled, _wrap)
+        module = loader.module(located.name, build, rename=rename, convert=convert)
     # Measured on a device with streams only; on a CPU the rounding would depend on where a file has
     # its bytes.
     if isinstance(module, Vae) and torch_of(loader.device) is not None:
