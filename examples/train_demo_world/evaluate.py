@@ -2,9 +2,11 @@
 
     python examples/train_demo_world/evaluate.py --model FOLDER --out DIR [--device cuda]
 
-    walks       32 held-out walks from their first frames: PSNR, SSIM, edge energy by chunk
+    walks       32 held-out walks from their first frames: PSNR, SSIM, edge energy by chunk; PSNR
+                also of those that have moved by then, since to stand still is easy
     steering    how well the camera follows the keys over 200 frames (a taught network tells)
-    stability   2000 frames: edges, mean colour and histogram against the renderer on the same keys
+    stability   walks of 2000 frames: edges, sharpness, mean colour and histogram against the
+                renderer on the same keys, and whether they stay within `BANDS`
     switch      a new prompt: after how many chunks the look is there (a taught network tells)
     seeds       two seeds differ, one repeats
 
@@ -33,6 +35,14 @@ JUDGES: Final = Path(__file__).resolve().parent / "judges"
 FIRST: Final = 9
 CHUNK: Final = 12
 FPS: Final = 12
+BANDS: Final = {
+    "edges": (0.8, 1.2),
+    "sharpness": (0.7, 1.3),
+    "colour": (0.0, 16.0),
+    "histogram": (0.0, 0.3),
+}
+"""Where the means over all long walks shall be in every hundred frames: energies over the
+renderer's, mean colours so far apart (of 255), histograms so far apart (total variation, 0..1)."""
 CPU: Final = torch.device("cpu")
 
 
@@ -90,15 +100,35 @@ def walks(bench: Bench, clips: int) -> dict[str, Any]:
         truth = torch.cat([_truth(drawn, clip, part, bench.size) for clip in range(clips)])
         held = torch.cat([_truth(drawn, clip, slice(0, 1), bench.size).expand(
             part.stop - begin, -1, -1, -1) for clip in range(clips)])  # fmt: skip
+        moving = [clip for clip in range(clips) if _moved(drawn, clip, part.stop)]
+        length = part.stop - begin
+        shown = torch.cat([frames[part] for frames in made])
         result[f"chunk_{chunk}"] = {
-            **metrics.table(torch.cat([frames[part] for frames in made]), truth),
+            **metrics.table(shown, truth),
             "first_frame_held": round(metrics.psnr(held, truth), 2),
+            "moving": len(moving),
+            "moving_psnr": round(_psnr_of(shown, truth, moving, length), 2),
+            "moving_held": round(_psnr_of(held, truth, moving, length), 2),
         }
     rows = []
     for clip in range(min(clips, 5)):
         rows += [_truth(drawn, clip, slice(0, None, 12), bench.size), made[clip][::12]]
     pictures.strip(bench.out / "walks.png", rows)
     return result
+
+
+def _moved(clips: data.Clips, clip: int, end: int) -> bool:
+    """Whether the camera has left its first place before the frame `end`."""
+    path = torch.stack([value[clip, :end] for value in clips.path])
+    return bool((path != path[:, :1]).any())
+
+
+def _psnr_of(made: Tensor, truth: Tensor, clips: list[int], length: int) -> float:
+    """PSNR over some clips of frames that lie clip by clip, `length` of each; NaN of none."""
+    if not clips:
+        return float("nan")
+    frames = torch.cat([torch.arange(clip * length, (clip + 1) * length) for clip in clips])
+    return metrics.psnr(made[frames], truth[frames])
 
 
 def steering(bench: Bench, judge: judges.Steps, clips: int) -> dict[str, Any]:
@@ -124,27 +154,46 @@ def steering(bench: Bench, judge: judges.Steps, clips: int) -> dict[str, Any]:
     return {**result, "right_way": float(torch.cat(signs).mean())}
 
 
-def stability(bench: Bench, frames: int) -> dict[str, Any]:
-    """A long walk: every hundred frames edges over the renderer's, distance of mean colours (of
-    255) and of colour histograms (total variation)."""
+def stability(bench: Bench, frames: int, clips: int) -> dict[str, Any]:
+    """Long walks: every hundred frames edges and sharpness over the renderer's, distance of mean
+    colours (of 255) and of colour histograms (total variation); means over the walks, the walk
+    that is furthest off in edges, and whether the means are within `BANDS`."""
     chunks = -(-(frames - FIRST) // CHUNK) + 1
-    drawn = data.sample(1, chunks, 6161, CPU, switch=0.0, plain=True)
-    made = bench.walk(drawn, 0, chunks, 300)
-    truth = _truth(drawn, 0, slice(0, None, 5), bench.size)
-    rows: list[dict[str, float]] = []
-    for begin in range(0, frames - 99, 100):
-        one, two = made[begin : begin + 100 : 5], truth[begin // 5 : begin // 5 + 20]
-        colours = (one.mean((0, 2, 3)) - two.mean((0, 2, 3))).abs().max() * 127.5
-        rows.append({
-            "frame": begin,
-            "edges": round(metrics.edge_energy(one) / metrics.edge_energy(two), 3),
-            "colour": round(float(colours), 2),
-            "histogram": round(_apart(one, two), 3),
+    drawn = data.sample(clips, chunks, 6161, CPU, switch=0.0, plain=True)
+    rows: list[list[dict[str, float]]] = []
+    strips, finite = [], True
+    for clip in range(clips):
+        made = bench.walk(drawn, clip, chunks, 300 + clip)
+        truth = _truth(drawn, clip, slice(0, None, 5), bench.size)
+        rows.append([_window(made[n : n + 100 : 5], truth[n // 5 : n // 5 + 20])
+                     for n in range(0, frames - 99, 100)])  # fmt: skip
+        finite &= bool(made.isfinite().all())
+        step = max(1, len(made) // 12)
+        strips += [made[::step], truth[:: max(1, step // 5)]]
+    pictures.strip(bench.out / "stability.png", strips)
+    windows = []
+    for number, window in enumerate(zip(*rows, strict=True)):
+        means = {name: sum(row[name] for row in window) / clips for name in BANDS}
+        within = all(low <= means[name] <= high for name, (low, high) in BANDS.items())
+        furthest = max((row["edges"] for row in window), key=lambda edges: abs(edges - 1))
+        windows.append({
+            "frame": 100 * number,
+            **{name: round(value, 3) for name, value in means.items()},
+            "within": within,
+            "furthest_edges": round(furthest, 3),
         })  # fmt: skip
-    step = max(1, len(made) // 12)
-    pictures.strip(bench.out / "stability.png", [made[::step], truth[:: max(1, step // 5)]])
-    return {"frames": len(made), "look": _prompt(drawn, 0, 0), "windows": rows,
-            "finite": bool(made.isfinite().all())}  # fmt: skip
+    return {"frames": len(made), "walks": clips, "bands": BANDS, "windows": windows,
+            "within": sum(row["within"] for row in windows), "finite": finite}  # fmt: skip
+
+
+def _window(made: Tensor, truth: Tensor) -> dict[str, float]:
+    colours = (made.mean((0, 2, 3)) - truth.mean((0, 2, 3))).abs().max() * 127.5
+    return {
+        "edges": metrics.edge_energy(made) / metrics.edge_energy(truth),
+        "sharpness": metrics.sharpness(made) / metrics.sharpness(truth),
+        "colour": float(colours),
+        "histogram": _apart(made, truth),
+    }
 
 
 def _apart(one: Tensor, two: Tensor) -> float:
@@ -216,7 +265,7 @@ def main() -> None:
             "seeds": lambda: seeds(bench),
             "switch": lambda: switch(bench, taught[0], args.clips),
             "steering": lambda: steering(bench, taught[1], max(1, args.clips // 8)),
-            "stability": lambda: stability(bench, args.frames),
+            "stability": lambda: stability(bench, args.frames, max(1, args.clips // 8)),
         }
         for name, part in parts.items():
             began = time.monotonic()

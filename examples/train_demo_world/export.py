@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from demo_world import data, looks, network, rollout, scene, train_dit, train_vae, vae
+from demo_world import data, exported, looks, network, rollout, scene, train_dit, train_vae, vae
 from demo_world.network import Sizes
 from demo_world.run import count, load_half
 from PIL import Image
@@ -27,7 +27,6 @@ from torch import Tensor
 from sgld_lingbot.configs import model_index
 from sgld_wan.configs import scheduler_config
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
 GREY = 128
 START_CLIPS, START_SEED, START_CLIP = 400, 77, 355
 """A held-out world at dusk: clear, warm, tall pillars, and the sun."""
@@ -48,14 +47,11 @@ def export(source: Path, world: Path, target: Path, sizes: Sizes) -> int:
     decoder_base = tensors["decoder.conv_out.weight"].shape[1]
     trained = load_half(world, train_dit.STEM)
     network.World(sizes).fill(trained)  # or it says what does not fit
-    _write(target / "vae", vae.config(base, decoder_base) | stats, WEIGHTS, tensors)
-    parts = {
-        "transformer": (network.config(sizes), WEIGHTS, "transformer."),
-        "text_encoder": (network.text_config(), "model.safetensors", "text_encoder.model."),
-    }
-    for folder, (config, name, prefix) in parts.items():
+    _write(target / "vae", vae.config(base, decoder_base) | stats, exported.WEIGHTS, tensors)
+    configs = {"transformer": network.config(sizes), "text_encoder": network.text_config()}
+    for folder, (name, prefix) in exported.PARTS.items():
         part = {k.removeprefix(prefix): v for k, v in trained.items() if k.startswith(prefix)}
-        _write(target / folder, config, name, part)
+        _write(target / folder, configs[folder], name, part)
     _json(target / "model_index.json", model_index())
     _json(target / "scheduler" / "scheduler_config.json", scheduler_config(rollout.SHIFT))
     looks.write_tokenizer(target / "tokenizer")

@@ -37,9 +37,14 @@ def main() -> None:
     parser.add_argument("stage", choices=("vae", "decoder", "dit", "judges"))
     parser.add_argument("--minutes", type=float, help="of training")
     parser.add_argument("--out", type=Path, required=True, help="folder of results")
-    parser.add_argument("--vae", type=Path, help="folder of the trained VAE, if not --out")
     parser.add_argument(
-        "--resume", nargs="?", const="", help="go on from the weights in this folder, or in --out"
+        "--vae", type=Path, help="folder of the trained VAE or an exported checkpoint, if not --out"
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        help="go on from the weights in this folder or exported checkpoint, or in --out",
     )
     parser.add_argument("--decoder-base", type=int, help="train a new decoder of this width")
     parser.add_argument("--seed", type=int, help="1; of the judges 11")

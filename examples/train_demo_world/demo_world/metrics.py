@@ -41,6 +41,13 @@ def edge_energy(frames: Tensor) -> float:
     return float(across + (x[..., 1:, :] - x[..., :-1, :]).abs().mean())
 
 
+def sharpness(frames: Tensor) -> float:
+    """Mean size of the second differences: what blur takes away first."""
+    x = frames.clamp(-1, 1).float()
+    across = (x[..., 2:] - 2 * x[..., 1:-1] + x[..., :-2]).abs().mean()
+    return float(across + (x[..., 2:, :] - 2 * x[..., 1:-1, :] + x[..., :-2, :]).abs().mean())
+
+
 def table(made: Tensor, truth: Tensor) -> dict[str, float]:
     """PSNR, SSIM and edge energy over that of the truth, rounded; [N, 3, H, W]."""
     return {

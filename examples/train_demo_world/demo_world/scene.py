@@ -23,8 +23,10 @@ FIELD: Final = 75.0
 EYE: Final = 0.62
 STEPS: Final = 26
 """Cells that a ray looks at."""
-NEAR: Final = 0.12
-"""A pillar nearer than this is not drawn: one walks through it."""
+SUNK: Final = 0.6
+WHOLE: Final = 1.5
+"""Pillars sink where one walks: at `SUNK` cells from the middle they are gone, from `WHOLE` on they
+stand. So nothing is ever walked through, and no wall fills the picture."""
 SUN: Final = (math.sin(0.7), math.cos(0.7))
 """Where the sun stands, on the ground."""
 

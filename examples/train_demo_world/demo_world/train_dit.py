@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from demo_world import data, metrics, pictures, rollout, train_vae, vae
+from demo_world import data, exported, metrics, pictures, rollout, train_vae, vae
 from demo_world.network import Sizes, World, initialise
 from demo_world.optim import Muon, split
 from demo_world.pool import Batch, Pool, encode, script, take
@@ -25,6 +25,16 @@ from sgld_lingbot.schedules import make_schedule
 STEM: Final = "world"
 AFTER_GAP: Final = 0.2
 """Weight of a chunk whose memory lacks what it would have seen."""
+OWN: Final = 0.45
+"""How often memory holds what the network made, once it can."""
+ROUNDS: Final = 3
+"""How often at most that is made over again."""
+NEW: Final = make_schedule((1000, 500), rollout.SHIFT, "self-forcing").clean
+SOFT: Final = [
+    make_schedule((1000, step), rollout.SHIFT, "self-forcing").clean[1:]
+    for step in (750, 667, 500, 333)
+]
+"""Noise levels from which a chunk is made over."""
 
 
 class Settings(NamedTuple):
@@ -106,27 +116,38 @@ def losses(
 
 
 def _own(world: World, batch: Batch, draw: torch.Generator) -> Tensor:
-    """Memory in which three of four chunks are what two steps of the network make of noise, unless
-    what comes before leaves open what they are.
+    """Memory in which three of four chunks are what the network makes, once or several times over,
+    unless what comes before leaves open what they are.
+
+    A third of the time a chunk is made of noise in two steps; else of its own noised self, so that
+    it keeps what is in it and takes on only how the network draws. Every further round noises what
+    was made and makes it anew, with what was made in memory: as soft, and as wrong in colour, as
+    after so many chunks of a session. The target is the truth, so it learns to mend that.
 
     Nothing is learned here; gradients are only not switched off because the compiled block would
     have to be compiled anew for that.
     """
     clean, device = batch.clean, batch.clean.device
     size, chunks = clean.shape[:2]
-    schedule = make_schedule((1000, 500), rollout.SHIFT, "self-forcing").clean
     zero = torch.zeros(size, chunks, device=device)
-    latents, context = torch.randn_like(clean), clean
-    for number, level in enumerate(schedule):
-        times = torch.full_like(zero, 1000 * level)
-        velocity = world(latents, context, batch.shown, times, zero, batch.ids, batch.moves,
-                         batch.known, batch.begin)  # fmt: skip
-        made = latents - level * velocity.detach().float()
-        del velocity
-        if number + 1 < len(schedule):
-            latents = noised(made, zero + schedule[number + 1], torch.randn_like(made))
     kept = (torch.rand(size, chunks, generator=draw) < 0.75).to(device) & batch.sure
-    return torch.where(kept[..., None, None, None, None], made, clean)
+    kept = kept[..., None, None, None, None]
+    fresh, more, *places = torch.rand(2 + ROUNDS, generator=draw).tolist()
+    made = context = clean
+    for turn in range(1 + int(more * ROUNDS)):
+        schedule = SOFT[int(places[turn] * len(SOFT))]
+        latents = noised(made, zero + schedule[0], torch.randn_like(clean))
+        if turn == 0 and fresh < 0.33:
+            schedule, latents = NEW, torch.randn_like(clean)
+        for level, after in pairwise((*schedule, 0.0)):
+            velocity = world(latents, context, batch.shown, zero + 1000 * level, zero, batch.ids,
+                             batch.moves, batch.known, batch.begin)  # fmt: skip
+            made = latents - level * velocity.detach().float()
+            del velocity
+            if after:
+                latents = noised(made, zero + after, torch.randn_like(made))
+        context = torch.where(kept, made, clean)
+    return context
 
 
 def train(
@@ -152,7 +173,7 @@ def train(
     world = World(settings.sizes, size=settings.size)
     initialise(world, seed)
     if resume:
-        world.fill(load_half(resume, STEM))
+        world.fill(exported.world(resume) or load_half(resume, STEM))
     world = world.to(device)
     matrices, rest = split(world)
     run.log["parameters"] = count(world.parameters())
@@ -166,7 +187,7 @@ def train(
     while not run.over(settings.steps):
         batch = take(pool, settings.batch, settings.length, draw)
         ready = run.share > (0.1 if resume else 0.35)
-        own = bool(torch.rand(1, generator=draw) < 0.3) and ready
+        own = bool(torch.rand(1, generator=draw) < OWN) and ready
         adam.zero_grad(set_to_none=True)
         muon.clear()
         try:

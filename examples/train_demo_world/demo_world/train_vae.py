@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from demo_world import data, metrics, pictures, vae
+from demo_world import data, exported, metrics, pictures, vae
 from demo_world.run import Average, Run, count, load_half, memory, save_half, set_rate
 
 STEM: Final = "vae"
 DECODER: Final = "decoder"
 PARTS: Final = ("decoder.", "post_quant_conv.")
 """What the stage `decoder` trains."""
-MEAN, STD = "latents_mean", "latents_std"
+MEAN, STD = exported.MEAN, exported.STD
 
 
 class Settings(NamedTuple):
@@ -270,7 +270,7 @@ def _restore(model: Any, folder: Path, *, decoder: bool = True) -> dict[str, Ten
 
 def load(folder: Path, device: torch.device) -> tuple[Any, Tensor, Tensor]:
     """The trained VAE of a folder, and mean and deviation of its latents, [1, 16, 1, 1, 1]."""
-    tensors = load_half(folder, STEM) | load_half(folder, DECODER)
+    tensors = exported.vae(folder) or load_half(folder, STEM) | load_half(folder, DECODER)
     if MEAN not in tensors:
         raise SystemExit(f"{folder} has no finished VAE: run the stage vae to its end.")
     centre, std = (tensors.pop(name).to(device).view(1, -1, 1, 1, 1) for name in (MEAN, STD))

@@ -3,8 +3,9 @@
     frames = draw(numbers, path, seed)         [N, 3, H, W] in -1..1
 
 A ray walks through the cells of the ground; a hash of cell and seed says whether a pillar stands
-there, how wide, high and of what colour. Four rays per pixel. On a GPU a Triton kernel does it
-(`world_kernel`), elsewhere the same arithmetic in plain torch; a test compares the two.
+there, how wide, high and of what colour; near the camera it sinks. Four rays per pixel. On a GPU a
+Triton kernel does it (`world_kernel`), elsewhere the same arithmetic in plain torch; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MASK: Final = 0xFFFFFFFF
 RARE: Final = 22
 """A cell has a pillar when the lowest byte of its hash is below this."""
 FAR: Final = 1e6
+FLAT: Final = 1e-3
+"""A pillar that is not even this high is not drawn."""
 
 
 def draw(
@@ -107,14 +110,14 @@ def _pillars(
     for _ in range(scene.STEPS):
         h = hashed(ix, iz, seed)
         half = 0.17 + 0.15 / 255 * ((h >> 8) & 255)
-        high = (0.9 + 1.5 / 255 * ((h >> 16) & 255)) * scale
         mid_x, mid_z = ix + 0.5 - x, iz + 0.5 - z
+        high = (0.9 + 1.5 / 255 * ((h >> 16) & 255)) * scale * _risen(mid_x, mid_z)
         a, b = (mid_x - half) / dx, (mid_x + half) / dx
         c, d = (mid_z - half) / dz, (mid_z + half) / dz
         in_x, in_z = torch.minimum(a, b), torch.minimum(c, d)
         enter = torch.maximum(in_x, in_z)
         leave = torch.minimum(torch.maximum(a, b), torch.maximum(c, d))
-        there = ((h & 255) < RARE) & (enter < leave) & (enter > scene.NEAR) & (hit == FAR)
+        there = ((h & 255) < RARE) & (enter < leave) & (enter > 0) & (high > FLAT) & (hit == FAR)
         below = scene.EYE + dy * enter < high
         top = (high - scene.EYE) / torch.where(dy < 0, dy, -1e-9)
         on_top = ~below & (dy < 0) & (top < leave)
@@ -130,6 +133,13 @@ def _pillars(
             torch.where(along_x, next_z, next_z + 1 / dz.abs()),
         )
     return hit, face, tone
+
+
+def _risen(x: Tensor, z: Tensor) -> Tensor:
+    """How much of a pillar stands whose middle is so far from the camera: smoothstep."""
+    share = ((x * x + z * z).sqrt() - scene.SUNK) / (scene.WHOLE - scene.SUNK)
+    share = share.clamp(0, 1)
+    return share * share * (3 - 2 * share)
 
 
 def _shade(

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from demo_world import scene
-from demo_world.world import FAR, RARE
+from demo_world.world import FAR, FLAT, RARE
 
 BLOCK = 256
 
@@ -25,7 +25,8 @@ def draw_frames(
     _kernel[grid](
         numbers.float().contiguous(), cameras.float().contiguous(), seed.long().contiguous(), out,
         height, width, math.tan(math.radians(scene.FIELD) / 2) / width,
-        SIZE=scene.SIZE, STEPS=scene.STEPS, EYE=scene.EYE, NEAR=scene.NEAR, RARE=RARE, FAR=FAR,
+        SIZE=scene.SIZE, STEPS=scene.STEPS, EYE=scene.EYE, SUNK=scene.SUNK,
+        WHOLE=scene.WHOLE, RARE=RARE, FAR=FAR, FLAT=FLAT,
         SUN_X=scene.SUN[0], SUN_Z=scene.SUN[1], BLOCK=BLOCK,
     )  # fmt: skip
     return out
@@ -66,9 +67,9 @@ def _channel(
 @triton.jit
 def _kernel(
     numbers, cameras, seeds, out, height, width, spread,
-    SIZE: tl.constexpr, STEPS: tl.constexpr, EYE: tl.constexpr, NEAR: tl.constexpr,
-    RARE: tl.constexpr, FAR: tl.constexpr, SUN_X: tl.constexpr, SUN_Z: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, STEPS: tl.constexpr, EYE: tl.constexpr, SUNK: tl.constexpr,
+    WHOLE: tl.constexpr, RARE: tl.constexpr, FAR: tl.constexpr, FLAT: tl.constexpr,
+    SUN_X: tl.constexpr, SUN_Z: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     frame = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -109,14 +110,18 @@ def _kernel(
         for _ in range(STEPS):
             h = _hash(cell_x.to(tl.int64), cell_z.to(tl.int64), seed)
             half = 0.17 + 0.15 / 255 * ((h >> 8) & 255).to(tl.float32)
-            high = (0.9 + 1.5 / 255 * ((h >> 16) & 255).to(tl.float32)) * scale
             mid_x, mid_z = cell_x + 0.5 - x, cell_z + 0.5 - z
+            risen = _clip01((tl.sqrt(mid_x * mid_x + mid_z * mid_z) - SUNK) / (WHOLE - SUNK))
+            risen = risen * risen * (3 - 2 * risen)
+            high = (0.9 + 1.5 / 255 * ((h >> 16) & 255).to(tl.float32)) * scale * risen
             a, b = (mid_x - half) * inv_x, (mid_x + half) * inv_x
             e, d = (mid_z - half) * inv_z, (mid_z + half) * inv_z
             in_x, in_z = tl.minimum(a, b), tl.minimum(e, d)
             enter = tl.maximum(in_x, in_z)
             leave = tl.minimum(tl.maximum(a, b), tl.maximum(e, d))
-            there = ((h & 255) < RARE) & (enter < leave) & (enter > NEAR) & (hit == FAR)
+            there = (
+                ((h & 255) < RARE) & (enter < leave) & (enter > 0) & (high > FLAT) & (hit == FAR)
+            )
             below = EYE + dy * enter < high
             top = (high - EYE) / tl.where(dy < 0, dy, -1e-9)
             found = there & (below | ((dy < 0) & (top < leave)))

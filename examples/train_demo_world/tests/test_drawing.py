@@ -86,6 +86,25 @@ def test_the_kernel_draws_what_plain_torch_draws() -> None:
     assert done.stdout.split() == ["same", "True"], done.stderr
 
 
+def test_pillars_sink_where_one_walks() -> None:
+    """At its middle a pillar is gone, from afar it stands, and between it only rises."""
+    far = torch.linspace(0, 3, 301)
+    risen = world._risen(far * 0.6, far * 0.8)
+    assert (risen[far <= scene.SUNK] < 1e-6).all()
+    assert (risen[far >= scene.WHOLE + 0.01] == 1).all()
+    assert (risen.diff() >= 0).all()
+    seed, places = torch.tensor(5), torch.cartesian_prod(torch.arange(40), torch.arange(40))
+    there = (world.hashed(places[:, 0], places[:, 1], seed) & 255) < world.RARE
+    x, z = (places[there] + 0.5).float().unbind(1)
+    assert len(x) > 50
+    hit, _, _ = world._pillars(
+        *(value[:, None] for value in (x, z)),
+        *(torch.full((len(x), 1), value) for value in (0.6, 0.0, 0.8)),
+        torch.full((len(x), 1), 5), torch.ones(len(x), 1),
+    )  # fmt: skip
+    assert hit.min() > 0.3  # nothing right before the eye
+
+
 def test_a_new_look_is_there_at_the_end_of_its_chunk() -> None:
     rows = scene.table()
     blended = scene.blend(torch.tensor([[3, 3, 8]]), torch.tensor([30]), torch.tensor([1]), rows)[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from demo_world import data, looks, network, pool, rollout, vae
+from demo_world import data, looks, network, pool, rollout, train_dit, vae
 from demo_world.optim import Muon, orthogonal
 from torch import Tensor, nn
 
@@ -130,14 +130,14 @@ def test_chunks_are_shown_what_a_session_shows_them() -> None:
         assert torch.equal(shown[place, :4], mask)
 
 
-def _pool(clips: int, chunks: int) -> pool.Pool:
+def _pool(clips: int, chunks: int, size: tuple[int, int] = (2, 2)) -> pool.Pool:
     def numbered(*shape: int) -> Tensor:
         return torch.zeros(clips, chunks, *shape)
 
-    latents = numbered(16, 3, 2, 2) + torch.arange(chunks)[None, :, None, None, None, None]
+    latents = numbered(16, 3, *size) + torch.arange(chunks)[None, :, None, None, None, None]
     return pool.Pool(
-        latents, torch.ones(clips, 2, 16, 3, 2, 2), torch.zeros(2, 16, 3, 2, 2),
-        torch.full((16, 3, 2, 2), 7.0), numbered(16).long(), numbered(3, 3, 4),
+        latents, torch.ones(clips, 2, 16, 3, *size), torch.zeros(2, 16, 3, *size),
+        torch.full((16, 3, *size), 7.0), numbered(looks.TEXT_LENGTH).long(), numbered(3, 3, 4),
         numbered() == 0,
     )  # fmt: skip
 
@@ -161,6 +161,23 @@ def test_a_step_takes_the_first_chunk_and_successive_ones() -> None:
             assert (numbers[:, 1] == 1).all()
             assert batch.begin == 3
     assert seen == {True, False}
+
+
+def test_memory_holds_what_the_network_made(world: network.World) -> None:
+    """Most chunks of most steps, with no trace of it where what comes before leaves them open."""
+    some, draw = _pool(6, 8, (4, 6)), torch.Generator().manual_seed(3)
+    replaced, distances = [], set()
+    for _ in range(8):
+        batch = pool.take(some, 5, 6, draw)
+        with torch.no_grad():
+            memory = train_dit._own(world, batch, draw)
+        other = (memory != batch.clean).flatten(2).any(2)
+        assert memory.isfinite().all()
+        assert not (other & ~batch.sure).any()
+        replaced.append(float(other.float().mean()))
+        distances.add(round(float((memory - batch.clean)[other].abs().mean()), 3))
+    assert 0.4 < sum(replaced) / 8 < 0.8
+    assert len(distances) > 4  # made from noise or from itself, once or several times
 
 
 def test_a_step_of_muon_is_orthogonal() -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import evaluate
 import numpy as np
 import pytest
 import torch
@@ -68,6 +69,51 @@ def test_a_stage_goes_on_from_what_is_there(
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert json.loads((tmp_path / "dit.json").read_text())["steps"] == 0
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    export(trained, trained, folder, SETTINGS.sizes)
+    return folder
+
+
+def test_training_goes_on_from_an_exported_checkpoint(
+    trained: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--minutes", "0", "--resume", str(checkpoint), "--out", str(tmp_path))
+    _run(monkeypatch, "dit", "--vae", str(checkpoint), *common)
+    before, after = (load_half(folder, "world") for folder in (trained, tmp_path))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    one, two = (train_vae.load(folder, CPU) for folder in (trained, checkpoint))
+    for ours, theirs in zip(one[0].parameters(), two[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(one[1], two[1])
+    assert torch.equal(one[2], two[2])
+
+
+def test_the_evaluation_judges_a_checkpoint(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its parts, on a model that has learned nothing: the same seed gives the same frames, and
+    it is far from the renderer."""
+    height, width = SETTINGS.size
+    words = ("--clips", "1", "--frames", "100", "--size", f"{height}x{width}")
+    words = ("--model", str(checkpoint), "--out", str(tmp_path), *words)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *words])
+    evaluate.main()
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["seeds"]["same"] == 0
+    assert found["walks"]["chunk_8"]["psnr"] < 25
+    assert found["walks"]["chunk_8"]["first_frame_held"] > 5
+    assert found["stability"]["finite"]
+    assert found["stability"]["walks"] == len(found["stability"]["windows"]) == 1
+    assert len(found["switch"]["right_at_chunk"]) == 8
+    assert found["steering"]["drawn"]["walk"] < found["steering"]["made"]["walk"]
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        *("walks.png", "stability.png", "switch.png")
+    }
 
 
 def test_the_decoder_alone_was_changed_by_the_adversary(trained: Path) -> None:
