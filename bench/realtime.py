@@ -54,12 +54,11 @@ def median(values: Sequence[float]) -> float:
 
 def engine(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Chunks of 1, 2, 4, ... sessions in this process."""
-    options = {"device": given.device, "load_format": given.load_format, **given.serve}
     width, height = (int(side) for side in given.size.split("x"))
     picture = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
     begin = time.perf_counter()
     rows: list[dict[str, Any]] = []
-    with sgld.load(given.model, **{k: v for k, v in options.items() if v is not None}) as model:
+    with sgld.load(given.model, **_options(given)) as model:
         print(f"loaded {given.model} in {time.perf_counter() - begin:.1f} s", flush=True)
         for count in given.sessions:
             rows.append(_side_by_side(model, picture, count, given))
@@ -140,7 +139,8 @@ def wire(given: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(threads_before)
     print(f"in this process: {here['chunk_ms']:.2f} ms a chunk, engine {here['engine_ms']:.2f} ms")
     environ = {**os.environ, **({"OMP_NUM_THREADS": "1"} if alone else {})}
-    words = [given.wire_model, "--device", given.device]
+    words = [given.wire_model]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in _options(given).items()]
     with (
         tempfile.TemporaryDirectory(prefix="sgld-bench-") as folder,
         OwnServer(words, Path(folder), environ) as server,
@@ -161,9 +161,9 @@ def _here(given: argparse.Namespace) -> dict[str, float]:
     walls: list[float] = []
     adds: list[float] = []
     width, height = (int(side) for side in given.wire_size.split("x"))
-    asked = {"prompt": PROMPT, "seed": 1, "width": width, "height": height}
+    asked = {"prompt": PROMPT, "seed": 1, "width": width, "height": height, **given.set}
     with (
-        sgld.load(given.wire_model, device=given.device) as model,
+        sgld.load(given.wire_model, **_options(given)) as model,
         model.session(**asked) as session,
     ):
         for turn in range(given.warm + given.wire_chunks):
@@ -185,7 +185,8 @@ def _talk(address: str, form: str, given: argparse.Namespace) -> dict[str, Any]:
     from sgld.bench.realtime import Wishes, stepping
 
     place = place_of(f"ws://{address}")
-    wanted = {"prompt": PROMPT, "size": given.wire_size, "realtime_output_format": form, "seed": 1}
+    wanted = {"prompt": PROMPT, "size": given.wire_size, "seed": 1, **given.set}
+    wanted |= {"realtime_output_format": form}
     init = init_of(served_model(place), wanted)
     run = stepping(
         lambda: connected(place.ws, key="", patience=600, proxy=False),
@@ -204,6 +205,12 @@ def _talk(address: str, form: str, given: argparse.Namespace) -> dict[str, Any]:
         "encode_ms": statistics.fmean(c.stats["raw_payload_build_ms"] for c in run.chunks),
         "send_ms": statistics.fmean(c.stats["ws_write_ms"] for c in run.chunks),
     }
+
+
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    """How the model is loaded, in this process and by the server."""
+    load = {"load_format": given.load_format} if given.load_format else {}
+    return {"device": given.device, **load, **given.serve}
 
 
 def _pairs(text: str) -> tuple[str, Any]:
@@ -241,8 +248,8 @@ def main() -> None:
     parser.add_argument("--wire-chunks", type=int, default=16)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--serve", action="append", default=[], metavar="OPTION=VALUE")
-    parser.add_argument("--kind", default="camera_actions")
-    parser.add_argument("--payload", default='[["w"],["w"],["d"]]')
+    parser.add_argument("--kind", default="camera_actions", help="of the engine's events")
+    parser.add_argument("--payload", default='[["w"],["w"],["d"]]', help="the same")
     parser.add_argument("--wire", action="store_true", help="only the wire")
     parser.add_argument("--engine", action="store_true", help="only the engine")
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean little")

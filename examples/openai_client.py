@@ -13,6 +13,7 @@ import argparse
 import base64
 import io
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     options = parser.parse_args()
 
+    # The client tells of OpenAI's plans for its own service; they do not touch this one.
+    warnings.filterwarnings("ignore", message="The Sora API", category=DeprecationWarning)
     client = OpenAI(base_url=options.base_url, api_key=options.api_key)
     model = client.models.list().data[0]
     tasks: list[str] = model.model_dump()["supported_task_types"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sgld.api.errors import SgldError
+from sgld.bench.machine import children_of, memory_of
 from sgld.bench.own_server import OwnServer
 from sgld.testing.served import TOYS, Served, served_here
 
@@ -124,6 +125,29 @@ def test_one_session_too_many_ends_all(server: Served) -> None:
     assert "the server says: " in done.stderr
     assert not done.stdout
     assert server.services.sessions.live == 0
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither the server, nor its engine, nor what they wrote."""
+    command = [sys.executable, "-m", "sgld", "bench", "realtime", "tiny:toy-world"]
+    environ = {**os.environ, **TOYS, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [*command, "--chunks", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("measuring: ") for line in process.stderr)
+        [server] = children_of(process.pid)
+        [engine] = children_of(server)
+        process.terminate()
+        process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert memory_of(server) is None
+    assert memory_of(engine) is None
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ class Reader:
         return said.getvalue()
 
     def _curl(self, words: list[str]) -> None:
-        quiet = ("-sS", "--fail-with-body", "--noproxy", "*")
-        shown = self._apart("curl", *quiet, *words[1:])
+        fail = () if "--fail" in words else ("--fail-with-body",)
+        shown = self._apart("curl", "-sS", "--noproxy", "*", *fail, *words[1:])
         if "--output" in words:
             assert (self.folder / words[-1]).stat().st_size > 0
             return

@@ -31,7 +31,7 @@ from sgld.server.realtime.messages import FIELDS, read_message
 from sgld.server.realtime.opening import Wanted, read_resume
 from sgld.server.realtime.pacing import FrameClock
 from sgld.server.realtime.stream import End, Note, ReadyChunk, ResumeGap, Stream
-from sgld.server.realtime.wire import MAX_DEPTH, MAX_OBJECTS, MessageError, pack, unpack
+from sgld.server.realtime.wire import MAX_DEPTH, MAX_FIELDS, MAX_OBJECTS, MessageError, pack, unpack
 from sgld.testing.toy_world_params import ToyWorldAdapter
 
 leaves = st.one_of(
@@ -110,6 +110,30 @@ def test_what_is_no_map_is_named(data: bytes, words: str) -> None:
         unpack(data)
 
 
+def test_a_message_has_no_more_fields_than_can_be_answered() -> None:
+    """Each unknown field costs a search for the name that was meant."""
+    many = pack({"type": "init"} | {f"field_{number}": 1 for number in range(MAX_FIELDS)})
+    with pytest.raises(MessageError, match=f"has {MAX_FIELDS + 1} fields; at most") as caught:
+        unpack(many)
+    assert caught.value.code == "message_too_complex"
+    assert len(unpack(pack({str(number): 1 for number in range(MAX_FIELDS)}))) == MAX_FIELDS
+
+
+def test_a_long_word_is_not_compared_with_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word of some megabytes would keep the event loop busy for seconds."""
+    compared: list[str] = []
+
+    def compare(word: str, *_: object, **__: object) -> list[str]:
+        compared.append(word)
+        return []
+
+    monkeypatch.setattr("sgld.params.nearest.difflib.get_close_matches", compare)
+    for kind in ("camera_action", "camera_actions" * 8):
+        with pytest.raises(ParameterError, match="must be one of camera_actions, prompt"):
+            read_message({"type": "event", "kind": kind}, ToyWorldAdapter, 2)
+    assert compared == ["camera_action"]
+
+
 def test_a_small_message_cannot_become_a_large_object() -> None:
     empties = b"\x81\xa1a\xdd" + (4_000_000).to_bytes(4, "big") + b"\x90" * 4_000_000
     with pytest.raises(MessageError, match=f"more than {MAX_OBJECTS}"):
@@ -162,6 +186,18 @@ def test_what_is_wrong_is_said_once_and_short() -> None:
     init = {"protocol": 2, "resume_token": "x", "first_frame": b"\x89PNG" * 1000}
     with pytest.raises(ParameterError, match="first_frame='4000 bytes': is not taken"):
         read_resume(init)
+
+
+def test_an_error_is_short_whatever_a_client_calls_its_fields() -> None:
+    name = "k" * 1_000_000
+    payload = {"mode": "state", "transitions": [{"actions": []}], name: 1}
+    with pytest.raises(ParameterError) as caught:
+        read_message(
+            {"type": "event", "kind": "camera_actions", "payload": payload}, ToyWorldAdapter, 2
+        )
+    said = replies.error(replies.BAD_EVENT, caught.value, 3)
+    assert said["field"].startswith("camera_actions.kkk")
+    assert len(pack(said)) < 4000
 
 
 def test_a_prompt_event_is_no_longer_than_that_of_an_init() -> None:

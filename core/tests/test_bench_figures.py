@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from sgld.api.errors import ParameterError
+from sgld.api.errors import ParameterError, SgldError
 from sgld.bench import figures, report
 from sgld.bench.figures import Arrival, Key
 from sgld.bench.machine import Memory, children_of, memory_of
-from sgld.bench.model_facts import place_of
-from sgld.bench.own_server import TAKEN
-from sgld.bench.realtime import Run
+from sgld.bench.model_facts import init_of, place_of
+from sgld.bench.own_server import TAKEN, _port
+from sgld.bench.realtime import Run, Wishes, free_running
 from sgld.cli.main import main
 
 
@@ -126,7 +134,8 @@ def test_addresses(url: str, http: str, far: bool) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:30000", "ftp://x", "ws://", "ws://a:0", "ws://a:b",
-                                 "ws://a/other", "ws://a?x=1"])  # fmt: skip
+                                 "ws://a/other", "ws://a?x=1", "ws://a:1#x", "ws://[::1",
+                                 "ws://a b:1", "ws://me@a"])  # fmt: skip
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ParameterError, match=r"such as ws://127\.0\.0\.1:30000"):
         place_of(url)
@@ -141,6 +150,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["tiny:toy-world", "--param", "steps=3"], "--param steps=3: is unknown. Did you mean"),
     (["tiny:toy-world", "--param", "type=x"], "--param type='x': is decided by the benchmark"),
     (["tiny:toy-world", "--param", "seed"], "--param='seed': must be NAME=VALUE"),
+    (["tiny:toy-world", "--param", f"seed={10**30}"], "cannot be sent in a message"),
     (["tiny:toy-world", "--first-frame", "no.png"], "--first-frame='no.png': cannot be read"),
     (["tiny:toy-world", "--output", "no/x.json"], "--output='no/x.json': is in a folder that"),
     (["tiny:toy-world", "--bogus", "1"], "--bogus='1': is unknown"),
@@ -169,6 +179,23 @@ def test_refused_before_a_server_is_started(
     assert says in capsys.readouterr().err
 
 
+def test_a_settings_file_is_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is handed on, and a server knows nothing of what is measured."""
+    monkeypatch.setenv("SGLD_EXTERNAL_MODEL_PACKAGE", "sgld.testing.toy_plugin")
+    file = tmp_path / "settings.yaml"
+    file.write_text("sessions: 2\nmax-sessions: 3\n")
+    said = ["bench", "realtime", "tiny:toy-world", "--config", str(file), "--sessions", "4"]
+    assert main(said) == 2
+    told = capsys.readouterr().err
+    assert "sessions=2: is no setting. It is a flag: --sessions." in told
+    assert "max-sessions" not in told
+    file.write_text("max-sessions: 3\n")
+    assert main(said) == 2
+    assert "--sessions=4: is more than --max-sessions 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_options_that_the_benchmark_chooses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = "--" + name.replace("_", "-")
@@ -193,6 +220,132 @@ def test_without_a_model_it_says_what_serve_says(
 def test_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "realtime", "--url", "ws://127.0.0.1:9"]) == 1
     assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """A server that has models too, and is none of ours."""
+
+    answers: ClassVar[dict[str, Any]] = {}
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.answers.get(self.path, {})).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on standard error."""
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "listed", [{}, {"data": []}, {"data": {}}, {"data": [{"id": "a/b"}]}, {"data": ["a"]}]
+)
+def test_a_server_of_another_kind(
+    listed: Any, foreign: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    details = {"id": "a/b", "root": "a/b"}
+    answers = {"/v1/models": listed, "/v1/models/a/b": details}
+    monkeypatch.setattr(Foreign, "answers", answers)
+    assert main(["bench", "realtime", "--url", foreign]) == 1
+    assert f"{foreign} answers, but is no server of sgld" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size"),
+    [
+        ({}, (160, 96)),
+        ({"size": "64x48"}, (64, 48)),
+        ({"width": 32}, (32, 96)),
+        ({"size": "auto"}, (160, 96)),
+        ({"width": "wide", "height": -1}, (160, 96)),
+        ({"width": 10**9, "height": None}, (160, 96)),
+    ],
+)
+def test_a_picture_is_made_up_whatever_is_asked(
+    wanted: dict[str, Any], size: tuple[int, int]
+) -> None:
+    """What is wrong with a size, the server says in its own words."""
+    rows = [{"name": "width", "default": 160}, {"name": "height", "default": 96}]
+    model = {"realtime": {"parameters": rows, "needs_first_frame": True}}
+    init = init_of(model, wanted)
+    with Image.open(io.BytesIO(init["first_frame"])) as picture:
+        assert picture.size == size
+    assert {name: init[name] for name in wanted} == wanted
+
+
+class Scripted:
+    """A session that fails when its script ends."""
+
+    facts: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, chunks: float, opened: list[Any]) -> None:
+        self._chunks, self._count, self._opened = chunks, 0, opened
+
+    def open(self, init: dict[str, Any]) -> None:
+        self._opened.append(init["seed"])
+
+    def press(self) -> Key:
+        return Key(1, 0.0)
+
+    def chunk(self, until: float | None = None) -> Arrival:
+        if self._count >= self._chunks:
+            raise SgldError("the script is at its end", code="connection_lost")
+        self._count += 1
+        return chunk(self._count, None, self._count, self._count + 0.5)
+
+
+@pytest.mark.parametrize(("warm", "ends"), [(10**9, 0), (10**9, 5), (1, 5)])
+def test_one_session_that_fails_ends_the_others_at_once(warm: int, ends: int) -> None:
+    """Also where they are still to make very many chunks, and nobody looks at their memory."""
+    opened: list[Any] = []
+    scripts = iter([math.inf, ends])
+
+    @contextmanager
+    def open_client() -> Iterator[Any]:
+        yield Scripted(next(scripts), opened)
+
+    looked: list[bool] = []
+    with pytest.raises(SgldError, match="the script is at its end"):
+        free_running(
+            open_client,
+            {"seed": 7},
+            Wishes(sessions=2, warm=warm, chunks=10**9, steps=0),
+            lambda *_: None,
+            lambda: looked.append(True),
+        )
+    assert sorted(opened) == [7, 8]
+    assert not looked
+
+
+@pytest.mark.parametrize(("seed", "sent"), [("odd", "odd"), (None, 1), (True, True), (4, 4)])
+def test_a_seed_that_is_none_is_sent_as_it_is(seed: Any, sent: Any) -> None:
+    opened: list[Any] = []
+
+    @contextmanager
+    def open_client() -> Iterator[Any]:
+        yield Scripted(0, opened)
+
+    with pytest.raises(SgldError):
+        free_running(open_client, {"seed": seed}, Wishes(1, 1, 1, 0), lambda *_: None)
+    assert opened == [sent]
+
+
+def test_a_log_line_that_only_looks_like_the_right_one() -> None:
+    assert _port('{"event": "listening", "port": 5}') == 5
+    for line in ('["listening"]', 'a "listening" b', '{"event": "x", "to": "listening"}', ""):
+        assert _port(line) == 0
 
 
 def test_the_report_is_json() -> None:

@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 
 from sgld import bundled
 from sgld.api import ModelSpec, ParameterError, Plugin, PluginError, hookimpl
+from sgld.carried import examine
 from sgld.cli.generate import generate
+from sgld.cli.models import app as models
 from sgld.cli.serve import serve
 from sgld.cli.unnamed import with_model
 from sgld.params.merge import Layer
@@ -170,6 +172,27 @@ def test_commands_say_which_one_they_use(
     assert row == {"value": "acme:room", "origin": "model preset acme-room 1.2"}
 
 
+@pytest.mark.usefixtures("carried")
+def test_its_parameters_are_shown_with_its_own_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = catalog_of(monkeypatch, ROOM)
+    monkeypatch.setattr("sgld.plugins.catalog.collect", lambda *_, **__: rows)
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke(models, ["show", "acme:room"])
+    assert run.exit_code == 0, run.stderr
+    assert "from acme-room 1.2; it is of this family" in run.stdout
+    assert "toy-world" in run.stdout
+    shown = {}
+    for name in ("acme:room", "toy-world"):
+        run = CliRunner().invoke(models, ["show", name, "--json"])
+        parameters = json.loads(run.stdout)["parameters"]
+        shown[name] = {row["name"]: (row["default"], row["required"]) for row in parameters}
+    assert shown["acme:room"]["width"] == (64, False)
+    assert shown["acme:room"]["prompt"] == ("a room", False)
+    assert shown["toy-world"]["prompt"] == (None, True)
+
+
 def test_without_one_a_model_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = catalog_of(monkeypatch)
     monkeypatch.setattr("sgld.plugins.catalog.collect", lambda *_, **__: rows)
@@ -200,6 +223,9 @@ def test_a_session_and_a_clip_begin_with_its_picture(
     bare = RealtimeModel("toy-world", Needy, dataclasses.replace(facts, picture=""), limits)
     with pytest.raises(ParameterError, match="first_frame"):
         read_init({"type": "init"}, bare)
+    for one in (model, bare):
+        resumed = read_init({"type": "init", "protocol": 2, "snapshot": b"state"}, one)
+        assert resumed.first_frame is None, "a snapshot has its own"
     services: Any = SimpleNamespace(facts=facts, limits=limits)
     body: Any = SimpleNamespace(files={}, urls=())
     [picture] = asyncio.run(load_inputs(services, "video", body))
@@ -230,6 +256,29 @@ def test_a_request_without_a_picture_begins_with_the_blank_one(
     for kind, count in (("video", 1), ("image", 1), ("edit", 0)):
         pictures = asyncio.run(load_inputs(services, kind, bare))
         assert [int(one.max()) for one in pictures] == [9] * count
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({}, []),
+        ({"picture": ""}, []),
+        ({"tasks": ("text-to-image",)}, ["text-to-image"]),
+        ({"tasks": ("text-to-video",)}, []),
+        ({"tasks": ("text-to-video", "text-to-image"), "picture": ""},
+         ["text-to-image", "text-to-video"]),
+        ({"tasks": ("text-to-video", "text-to-image"), "picture": "", "blank": "first.png"}, []),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("carried")
+def test_what_is_made_of_text_alone_needs_a_picture_to_begin_with(
+    record: dict[str, Any], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyWorldParams, "needs_image", True)
+    rows = catalog_of(monkeypatch, ROOM._replace(**record))
+    faults = examine(rows.models["acme:room"], rows).faults
+    assert [fault.text.split()[0] for fault in faults] == told
+    assert {fault.part for fault in faults} <= {"start"}
 
 
 def test_a_picture_by_a_family_of_clips_is_one_frame(

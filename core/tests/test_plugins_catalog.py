@@ -101,6 +101,8 @@ def test_p009_needs(make: Make) -> None:
     assert codes(rows)[0] == ("SGLD-P004", "base")
     assert ("SGLD-P009", "middle") in codes(rows)
     assert ("SGLD-P009", "top") in codes(rows)
+    needs = next(f for f in rows.failures if f.code == "SGLD-P009")
+    assert "Install the distribution that brings it" in str(needs)
     assert states(rows)["middle/dist-middle"] == "failed"
 
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgld.api.errors import ParameterError
+from sgld.causal.blocks import BlockPlan
 from sgld.realtime.controls import ActionQueue, Levels, Tokens, read_actions
+from sgld.testing.toy_world_params import ToyWorldAdapter, ToyWorldParams
 
 TOKENS = Tokens(tuple("wasdijkl"))
 GOLDEN = json.loads((Path(__file__).parent / "data" / "control_sampling.json").read_text())
@@ -178,3 +180,22 @@ def test_the_longest_script_is_taken_whole() -> None:
 def test_a_state_can_be_ruled_out() -> None:
     with pytest.raises(ParameterError, match="one list of action tokens per control step"):
         read_actions(state(["w"]), TOKENS, state=False)
+
+
+def test_a_chunk_tells_the_newest_event_whatever_its_id() -> None:
+    """A client may number its events as it likes; the one that came last counts."""
+    adapter = ToyWorldAdapter(ToyWorldParams(prompt="a hill"))
+    plan = BlockPlan(2)
+    for index, id in enumerate((10, 3, -4, 0)):
+        adapter.apply("camera_actions", {"actions": state(["w"], [])}, id)
+        assert adapter.sample(plan.chunk(index)).event_id == id
+    adapter.apply("prompt", {"prompt": "the sea"}, 2)
+    assert adapter.sample(plan.chunk(4)).event_id == 2
+    adapter.apply("prompt", {"prompt": "a lake"}, 1)
+    adapter.apply("camera_actions", {"actions": [["w"]]}, -9)
+    adapter = adapter.fork()
+    assert adapter.sample(plan.chunk(5)).event_id == -9
+    adapter.apply("camera_actions", {"actions": [["a"]]}, None)
+    sampled = adapter.sample(plan.chunk(6))
+    assert sampled.controls == {"actions": [["a"], []], "prompt": "a lake"}
+    assert sampled.event_id == -9, "an event without an id leaves the last one standing"

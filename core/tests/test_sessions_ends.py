@@ -78,6 +78,8 @@ def test_a_failure_in_a_stage_closes_that_session_only(where: str, lane: bool) -
     chunks = [rig.step("good") for _ in range(4)]
     report = ended(rig, "bad")
     assert (report.code, report.values["reason"]) == ("stage_failed", "failed")
+    stages = {"chunk": "denoise", "frames": "decode", "commit": "commit"}
+    assert report.message.startswith(f"stage {stages[where]} failed: ")
     assert f"told to fail in {where} 1" in report.message
     # What was made before is handed over, also where the lane was still at it.
     assert len(rig.reports("bad", "chunk")) == (2 if where == "commit" else 1)

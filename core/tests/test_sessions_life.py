@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sgld.messages import Request
-from sgld.realtime.messages import SessionReport
+from sgld.realtime.messages import CommandKind, SessionReport
 from sgld.testing.sessions import SessionRig
 from sgld.testing.toy_world import ToyWorldPipeline, world_modules
 from sgld.testing.toy_world_params import ToyWorldAdapter, ToyWorldParams
@@ -251,6 +251,28 @@ def test_a_fork_goes_on_as_its_parent_would(rig: SessionRig) -> None:
     assert frames([rig.step("b")]) == frames([parts[2][1]])
     rig.ask("a", "close")
     assert rig.step("b").chunk == 5
+
+
+def test_a_fork_counts_its_commands_itself(rig: SessionRig) -> None:
+    """The number of the `fork` is one of the parent's commands; a fork has had none yet."""
+    rig.open("a", HILL)
+    kinds: list[tuple[CommandKind, dict[str, Any]]] = [
+        ("step", {}),
+        ("event", WALK),
+        ("fork", {"id": "other"}),
+        ("close", {}),
+    ]
+    for number, (kind, values) in enumerate(kinds, 50):
+        for _ in range(2):
+            rig.send("a", "fork", number, id=kind)
+            rig.drive()
+        assert len(rig.reports(kind, "opened")) == 1
+        rig.send(kind, kind, number, **values)
+        rig.drive()
+        assert [row.code for row in rig.reports(kind, "answer")] == [""], kind
+    assert [row.chunk for row in rig.reports("step", "chunk")] == [0]
+    assert rig.reports("other", "opened")
+    assert [row.values["reason"] for row in rig.reports("close", "closed")] == ["closed"]
 
 
 def test_a_fork_needs_room_and_a_name_of_its_own() -> None:

@@ -1,6 +1,6 @@
 """Judge a checkpoint of the demo world against the renderer, through sgld's own sessions.
 
-    python examples/train_demo_world/evaluate.py --model FOLDER --out DIR [--device cuda]
+    python examples/train_demo_world/evaluate.py --model FOLDER --out DIR [--parts walks ...]
 
     walks       32 held-out walks from their first frames: PSNR, SSIM, edge energy by chunk; PSNR
                 also of those that have moved by then, since to stand still is easy
@@ -8,6 +8,7 @@
     stability   walks of 2000 frames: edges, sharpness, mean colour and histogram against the
                 renderer on the same keys, and whether they stay within `BANDS`
     switch      a new prompt: after how many chunks the look is there (a taught network tells)
+    made_up     worlds from a caption alone, each look once: whether the look is there (likewise)
     seeds       two seeds differ, one repeats
 
 Everything goes into `evaluation.json`, and strips of pictures beside it.
@@ -44,6 +45,7 @@ BANDS: Final = {
 """Where the means over all long walks shall be in every hundred frames: energies over the
 renderer's, mean colours so far apart (of 255), histograms so far apart (total variation, 0..1)."""
 CPU: Final = torch.device("cpu")
+PARTS: Final = ("walks", "seeds", "switch", "made_up", "steering", "stability")
 
 
 class Bench(NamedTuple):
@@ -228,6 +230,34 @@ def switch(bench: Bench, judge: judges.Looks, cases: int) -> dict[str, Any]:
     return {"right_at_chunk": (right / cases).tolist(), "switched_before_chunk": 4}
 
 
+def made_up(bench: Bench, judge: judges.Looks, cases: int) -> dict[str, Any]:
+    """Of each look a world without a first frame: how often the judge tells the look of what a
+    picture shows (the last frame of a chunk that stands still) and of a clip after three chunks
+    of walking, all four words and each."""
+    grey = torch.zeros(3, *bench.size) + 1 / 255  # 128 of 255
+    count = min(cases, len(looks.ALL))
+    pictures_of: list[Tensor] = []
+    clips_of: list[Tensor] = []
+    for number, look in enumerate(looks.ALL[:count]):
+        with bench.session(grey, looks.plain_caption(look), 500 + number) as session:
+            pictures_of.append(_frames(session.step())[-1])
+        with bench.session(grey, looks.plain_caption(look), 600 + number) as session:
+            session.send("camera_actions", [["w"]] * 9)
+            clips_of.append([_frames(session.step())[-1] for _ in range(3)][-1])
+    pictures.strip(bench.out / "made_up.png", [torch.stack(pictures_of[:9]),
+                                               torch.stack(clips_of[:9])])  # fmt: skip
+    return {"looks": count, "pictures": _told(judge, pictures_of),
+            "clips": _told(judge, clips_of)}  # fmt: skip
+
+
+def _told(judge: judges.Looks, frames: list[Tensor]) -> dict[str, int]:
+    """In how many of these frames, one of each look, the judge tells the words of the look."""
+    pairs = list(zip(judge.tell(torch.stack(frames)), looks.ALL, strict=False))
+    right = {name: sum(getattr(one, name) == getattr(two, name) for one, two in pairs)
+             for name in looks.Look._fields}  # fmt: skip
+    return {"all": sum(one == two for one, two in pairs), **right}
+
+
 def seeds(bench: Bench) -> dict[str, Any]:
     """Mean difference (of 255) of two seeds, and of one seed twice, over five chunks."""
     drawn = data.sample(1, 5, 8181, CPU, switch=0.0, plain=True)
@@ -245,6 +275,8 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=32)
     parser.add_argument("--frames", type=int, default=2000)
     parser.add_argument("--steps", help="denoising steps, such as 1000,667,333")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS,
+                        help="only these; what the others have found before stays")  # fmt: skip
     parser.add_argument("--judges", type=Path, default=JUDGES,
                         help="folder of taught judges, or where to put them")  # fmt: skip
     parser.add_argument("--size", default=f"{scene.HEIGHT}x{scene.WIDTH}", help="HxW of the frames")
@@ -257,23 +289,29 @@ def main() -> None:
         judges.save(args.judges, *taught)
     height, width = map(int, args.size.split("x"))
     steps = tuple(map(int, args.steps.split(","))) if args.steps else None
-    result: dict[str, Any] = {"model": args.model, "steps": steps}
+    written = args.out / "evaluation.json"
+    asked = {"model": args.model, "steps": list(steps) if steps else None}
+    result: dict[str, Any] = dict(asked)
+    if written.is_file():
+        found = json.loads(written.read_text(encoding="utf-8"))
+        if {name: found.get(name) for name in asked} == asked:
+            result = found
     with sgld.load(args.model, device=args.device, dtype="float32") as model:
         bench = Bench(model, (height, width), steps, args.out)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "walks": lambda: walks(bench, args.clips),
             "seeds": lambda: seeds(bench),
             "switch": lambda: switch(bench, taught[0], args.clips),
+            "made_up": lambda: made_up(bench, taught[0], 36 if args.clips > 8 else args.clips),
             "steering": lambda: steering(bench, taught[1], max(1, args.clips // 8)),
             "stability": lambda: stability(bench, args.frames, max(1, args.clips // 8)),
         }
-        for name, part in parts.items():
+        for name in args.parts:
             began = time.monotonic()
-            result[name] = part()
+            result[name] = parts[name]()
             result[name]["seconds"] = round(time.monotonic() - began, 1)
             print(name, json.dumps(result[name]), flush=True)
-            text = json.dumps(result, indent=1) + "\n"
-            (args.out / "evaluation.json").write_text(text, encoding="utf-8")
+            written.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ for `sgld plugins check` and for `ModelContract`. Reads headers of weights only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -143,8 +144,21 @@ def _served(entry: Entry[ModelSpec], options: ServingOptions, catalog: Catalog) 
     except SgldError as error:
         yield Fault("start", _text(error), error.remedy or "See what `sgld serve` says of it.")
         return
-    yield from _defaults(entry, plan)
-    plan.close()
+    with closing(plan):
+        yield from _tasks(entry, plan)
+        yield from _defaults(entry, plan)
+
+
+def _tasks(entry: Entry[ModelSpec], plan: ModelPlan) -> Iterator[Fault]:
+    """A task that the record adds and that brings no picture, though the pipeline begins with one:
+    then every request would be refused."""
+    begins = {"text-to-image": plan.blank, "text-to-video": plan.blank or plan.picture}
+    for task, path in begins.items():
+        if plan.params_class.needs_image and task in entry.spec.tasks and not path:
+            text = (
+                f"{task} brings no picture, its pipeline begins with one, and `blank` names none."
+            )
+            yield Fault("start", text, "Name a picture in `blank`, or leave the task out.")
 
 
 def _defaults(entry: Entry[ModelSpec], plan: ModelPlan) -> Iterator[Fault]:

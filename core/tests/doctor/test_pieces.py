@@ -25,6 +25,7 @@ from sgld.plugins.catalog import collect
 from sgld.plugins.describe import HOOKS
 from sgld.plugins.doctor import process, targets
 from sgld.plugins.doctor.examine import Settings, examine
+from sgld.plugins.doctor.findings import totals
 from sgld.plugins.doctor.rows import CHECKS, OF_PHASE, Report, Row, from_failure, in_order, worst
 from sgld.plugins.doctor.wire import KEY, RECORDS, pack, unpack
 from sgld.plugins.failures import CODES, failure
@@ -242,3 +243,10 @@ def test_the_asking_process_imports_neither_torch_nor_a_plugin(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["summary"]["bad"] == 0
+
+
+def test_targets_that_are_not_there_are_not_said_to_import() -> None:
+    missing = Row("bad", "targets", "names module 'x', which is not there")
+    facts = {"targets": 2}
+    assert [row.check for row in totals([], facts, deep=True)] == ["targets", "deep"]
+    assert totals([missing], facts, deep=True) == []

@@ -110,9 +110,10 @@ def test_the_evaluation_judges_a_checkpoint(
     assert found["stability"]["finite"]
     assert found["stability"]["walks"] == len(found["stability"]["windows"]) == 1
     assert len(found["switch"]["right_at_chunk"]) == 8
+    assert found["made_up"]["looks"] == 1
     assert found["steering"]["drawn"]["walk"] < found["steering"]["made"]["walk"]
     assert {path.name for path in tmp_path.glob("*.png")} == {
-        *("walks.png", "stability.png", "switch.png")
+        *("walks.png", "stability.png", "switch.png", "made_up.png")
     }
 
 

@@ -121,6 +121,7 @@ def test_all_of_a_composite_event_comes_together() -> None:
         ({"input_types": "prompt", "prompt": "x"}, ["input_types"]),
         ({"input_types": ["hdmap"], "hdmap": 1}, ["input_types[0]"]),
         ({"input_types": [3]}, ["input_types[0]"]),
+        ({"input_types": ["prompt"] * 17, "prompt": "x"}, ["input_types"]),
         ({"input_types": ["prompt"]}, ["prompt"]),
         (
             {"input_types": ["prompt"], "prompt": "x", "camera_actions": []},
@@ -198,6 +199,10 @@ def test_the_still_clip_follows_the_size_of_a_chunk(more: dict[str, Any], taken:
     [
         ({"condition_inputs": [["w"]]}, ["condition_inputs"]),
         ({"condition_inputs": {"action": "w-3"}}, ["condition_inputs.action"]),
+        (
+            {"condition_inputs": {"my_camera_actions": [["w"]]}},
+            ["condition_inputs.my_camera_actions"],
+        ),
         (
             {"condition_inputs": {"camera_actions": state(["w"])}},
             ["condition_inputs.camera_actions"],

@@ -162,7 +162,7 @@ class WorldClient:
             message = msgpack.unpackb(self._receive(wait))
             if message["type"] == "error":
                 raise SgldError(
-                    f"the server says: {message.get('message') or message['content']}",
+                    f"the server says: {message.get('message') or message.get('content')}",
                     code=message.get("code") or "server_error",
                 )
             if not message["type"].endswith("_header"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 import numpy as np
@@ -18,6 +18,9 @@ from sgld.server.realtime.model import ADDRESS
 
 SCHEMES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+LARGEST = 4096
+"""Longest side in pixels of a picture that is made up; of a longer one the server says whether it
+is taken."""
 PROMPT = "a path through hills, clear weather"
 """For models without a prompt of their own."""
 
@@ -36,16 +39,18 @@ def place_of(url: str) -> Place:
 
     Raises ParameterError for anything else.
     """
-    parts = urlsplit(url.strip())
+    message = "must be a server's address, such as ws://127.0.0.1:30000."
+    wrong = ParameterError([Problem("--url", url, message)])
     try:
+        parts = urlsplit(url.strip())
         port = parts.port
     except ValueError:
-        port = 0
+        raise wrong from None
     scheme = SCHEMES.get(parts.scheme)
-    path = parts.path.rstrip("/").removesuffix(ADDRESS)
-    if scheme is None or not parts.hostname or port == 0 or path or parts.query or parts.username:
-        message = "must be a server's address, such as ws://127.0.0.1:30000."
-        raise ParameterError([Problem("--url", url, message)])
+    more = parts.path.rstrip("/").removesuffix(ADDRESS), parts.query, parts.fragment, parts.username
+    blank = any(map(str.isspace, parts.netloc))
+    if scheme is None or not parts.hostname or port == 0 or any(more) or blank:
+        raise wrong
     return Place(
         f"{scheme}://{parts.netloc}",
         f"{'wss' if scheme == 'https' else 'ws'}://{parts.netloc}",
@@ -64,19 +69,22 @@ def served_model(place: Place, key: str = "", seconds: float = 10.0) -> dict[str
     with httpx.Client(
         base_url=place.http, headers=headers, timeout=seconds, trust_env=place.far
     ) as web:
-        names = [str(row["id"]) for row in _json(web, "/v1/models")["data"]]
-        model = _json(web, f"/v1/models/{names[0]}")
-        if "root" not in model:
+        try:
+            name = str(_json(web, "/v1/models")["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise _other(place.http) from None
+        model = _json(web, f"/v1/models/{quote(name)}")
+        if not {"id", "pipeline", "plugin", "realtime"} <= model.keys():
             raise _other(place.http)
     sessions = model.get("realtime")
     if not sessions:
         raise FeatureError(
-            f"{names[0]}: pipeline {model['pipeline']} has no realtime sessions.",
+            f"{name}: pipeline {model['pipeline']} has no realtime sessions.",
             remedy="Name a realtime model; `sgld models` marks them.",
         )
     if KIND not in sessions["events"]:
         raise FeatureError(
-            f"{names[0]}: its sessions take no {KIND}, which this benchmark sends; they take "
+            f"{name}: its sessions take no {KIND}, which this benchmark sends; they take "
             f"{', '.join(sessions['events'])}."
         )
     return model
@@ -127,13 +135,19 @@ def init_of(model: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, An
 
 
 def _size(init: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[int, int]:
+    """Width and height of a picture that suits what is wanted, as far as that is a size."""
     size = parse_size(init["size"]) if init.get("size") else ""
-    if not isinstance(size, str):
-        return size
-    return (
-        int(init.get("width") or defaults.get("width") or 512),
-        int(init.get("height") or defaults.get("height") or 512),
-    )
+    given = (init.get("width"), init.get("height")) if isinstance(size, str) else size
+    own = defaults.get("width"), defaults.get("height")
+    return _side(given[0], own[0]), _side(given[1], own[1])
+
+
+def _side(*wishes: Any) -> int:
+    """The first that is a length."""
+    for wish in wishes:
+        if isinstance(wish, int) and not isinstance(wish, bool) and 0 < wish <= LARGEST:
+            return wish
+    return 512
 
 
 def _noise(width: int, height: int) -> bytes:

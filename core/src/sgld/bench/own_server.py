@@ -43,7 +43,8 @@ class OwnServer:
         self._answered = threading.Event()
         command = [
             sys.executable, "-m", "sgld", "serve", *arguments,
-            "--host", LOOPBACK, "--port", "0", "--log-level", "info", "--log-format", "json",
+            "--host", LOOPBACK, "--port", "0", "--open=false",
+            "--log-level", "info", "--log-format", "json",
             "--state-path", str(folder / "state"), "--output-path", str(folder / "outputs"),
             "--job-store", f"sqlite:///{(folder / 'jobs.sqlite3').absolute()}",
         ]  # fmt: skip
@@ -116,13 +117,15 @@ class OwnServer:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.rstrip())
-            port = _port(line)
-            if port:
-                self._port = port
-                self._answered.set()
-        self._answered.set()
+        try:
+            for line in self._process.stdout:
+                self._lines.append(line.rstrip())
+                port = _port(line)
+                if port:
+                    self._port = port
+                    self._answered.set()
+        finally:
+            self._answered.set()
 
 
 def _port(line: str) -> int:
@@ -132,4 +135,5 @@ def _port(line: str) -> int:
         entry: Any = json.loads(line)
     except json.JSONDecodeError:
         return 0
-    return int(entry.get("port", 0)) if entry.get("event") == "listening" else 0
+    told = isinstance(entry, dict) and entry.get("event") == "listening"
+    return int(entry.get("port", 0)) if told else 0

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -70,6 +70,8 @@ class Together:
         self.all_warm, self.all_done = threading.Event(), threading.Event()
         self.may_end = threading.Event()
         """Set when nothing more is asked of the sessions."""
+        self.failed = False
+        """Whether one of them has; set before anybody who waits goes on."""
 
     def warm(self) -> None:
         """One more session is warm."""
@@ -85,9 +87,14 @@ class Together:
             if not self._open:
                 self.all_done.set()
 
-    def give_up(self) -> None:
+    def fail(self) -> None:
         """One has failed: nobody waits any longer."""
-        for event in (self.all_warm, self.all_done, self.may_end):
+        self.failed = True
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more is asked, and nobody waits any longer."""
+        for event in (self.may_end, self.all_warm, self.all_done):
             event.set()
 
 
@@ -110,38 +117,39 @@ def free_running(
     Raises SgldError as the sessions do; the others are ended first.
     """
     together = Together(wishes.sessions)
-    seed = int(init.get("seed", 1))
 
     def one(number: int) -> Run:
-        own = {**init, "seed": seed + number, "free_running": True}
+        own = {**init, "seed": _seed(init, number), "free_running": True}
         tell: Said = said if number == 0 else lambda *_: None
         try:
             with open_client() as client:
                 client.open(own)
                 return _run(client, wishes, together, tell)
         except BaseException:
-            together.give_up()
+            together.fail()
             raise
 
     with ThreadPoolExecutor(wishes.sessions, "sgld-bench") as pool:
         futures = [pool.submit(one, number) for number in range(wishes.sessions)]
         try:
             together.all_done.wait()
-            if not _failed(futures):
+            if not together.failed:
                 at_work()
         finally:
-            together.may_end.set()
-            together.give_up()
-        wait(futures, return_when=FIRST_EXCEPTION)
+            together.end()
         return [future.result() for future in futures]
 
 
-def _failed(futures: Sequence[Future[Run]]) -> bool:
-    return any(future.done() and future.exception() is not None for future in futures)
+def _seed(init: Mapping[str, Any], number: int) -> Any:
+    """The seed of one of several sessions; one that is no number is for the server to refuse."""
+    seed = 1 if init.get("seed") is None else init["seed"]
+    return seed + number if isinstance(seed, int) and not isinstance(seed, bool) else seed
 
 
 def _run(client: WorldClient, wishes: Wishes, together: Together, said: Said) -> Run:
     before = _warm_up(client, wishes, together, said)
+    if together.may_end.is_set():
+        return Run(client.facts, 0.0, (), ())  # another session tells why
     begin, chunk_seconds = before[-1].last, _typical(before)
     total = wishes.chunks or max(FEWEST, round(WORTH_SECONDS / chunk_seconds))
     chunks: list[Arrival] = []
@@ -168,9 +176,11 @@ def _run(client: WorldClient, wishes: Wishes, together: Together, said: Said) ->
 
 
 def _warm_up(client: WorldClient, wishes: Wishes, together: Together, said: Said) -> list[Arrival]:
-    """Chunks until every session has its warm ones."""
+    """Chunks until every session has its warm ones, or until one has failed."""
     before: list[Arrival] = []
-    while len(before) < wishes.warm or not together.all_warm.is_set():
+    while not together.may_end.is_set() and (
+        len(before) < wishes.warm or not together.all_warm.is_set()
+    ):
         chunk = client.chunk()
         assert chunk is not None  # without a time to wait until, it raises instead
         before.append(chunk)

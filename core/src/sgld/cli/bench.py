@@ -14,13 +14,16 @@ import typer
 
 from sgld.api.errors import ParameterError, Problem, SgldError, UserError
 from sgld.bench.options import BenchOptions
-from sgld.bench.own_server import TAKEN
+from sgld.bench.own_server import TAKEN, OwnServer
 from sgld.cli.bench_asked import Asked, platform_of, read
 from sgld.cli.flags import EXTRA, FlagCommand, with_options
+from sgld.cli.signals import Terminated, terminable
 from sgld.params.server import ServerOptions
 from sgld.params.serving import ServingOptions
 
 if TYPE_CHECKING:
+    from sgld.bench.measure import ReadMemory
+    from sgld.bench.model_facts import Place
     from sgld.bench.realtime import Said
 
 app = typer.Typer(
@@ -68,12 +71,13 @@ def _realtime(
     try:
         if model is not None:
             values["model_path"] = model
-        _bench(values, ctx.meta.get(EXTRA, []), config, param or [])
+        with terminable():
+            _bench(values, ctx.meta.get(EXTRA, []), config, param or [])
     except SgldError as error:
         show_error(error)
         raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(143 if isinstance(interrupt, Terminated) else 130) from None
 
 
 def _bench(
@@ -111,10 +115,8 @@ def _bench(
 
 
 @contextmanager
-def _own(asked: Asked) -> Iterator[Any]:
+def _own(asked: Asked) -> Iterator[OwnServer]:
     """A server that is ready, and gone afterwards with all it has written."""
-    from sgld.bench.own_server import OwnServer
-
     with tempfile.TemporaryDirectory(prefix="sgld-bench-") as folder:
         typer.echo("starting a server: the model is loaded and warmed up", err=True)
         with OwnServer(asked.words, Path(folder), os.environ) as server:
@@ -122,7 +124,7 @@ def _own(asked: Asked) -> Iterator[Any]:
             yield server
 
 
-def _measure(place: Any, asked: Asked, read_memory: Any = dict) -> dict[str, Any]:
+def _measure(place: Place, asked: Asked, read_memory: ReadMemory = dict) -> dict[str, Any]:
     from sgld.bench.measure import measure
 
     with _progress() as said:

@@ -77,7 +77,11 @@ def read(
     layers += [read_config(config)] if config is not None else []
     layers, note = with_model(layers)
     built: list[Any] = []
-    shares, problems = split(layers, CLASSES)
+    # The file is the server's too, and does not know the flags of a measurement.
+    typed_shares, problems = split(layers[:1], CLASSES)
+    shares, unknown = split(layers[1:], CLASSES[1:], also=own)
+    problems += unknown
+    shares = [[*mine, *more] for mine, more in zip(typed_shares, [[], *shares], strict=True)]
     for cls, share in zip(CLASSES, shares, strict=True):
         try:
             built.append(build(cls, share).params)
@@ -120,7 +124,7 @@ def _running(flags: Layer, own: set[str], config: str | None, given: list[str]) 
     if problems or bench is None:
         raise ParameterError(distinct(problems))
     key = flags.values.get("api_key") or os.environ.get("SGLD_API_KEY", "")
-    return Asked(bench, init, str(key).split(",")[0].strip())
+    return Asked(bench, init, str(key))
 
 
 def _words(
@@ -138,7 +142,9 @@ def _init(
     bench: BenchOptions | None, given: Sequence[str], problems: list[Problem]
 ) -> dict[str, Any]:
     """Fields of the init message: `--param`, `--size` and `--first-frame`."""
-    import yaml
+    import msgpack
+
+    from sgld.params.files import read_value
 
     init: dict[str, Any] = {}
     for word in given:
@@ -152,10 +158,12 @@ def _init(
         elif name in init:
             problems.append(Problem(f"--param {name}", text, "is given twice.", "Give it once."))
         else:
+            init[name] = read_value(text)
             try:
-                init[name] = yaml.safe_load(text)
-            except yaml.YAMLError:
-                init[name] = text
+                msgpack.packb(init[name])
+            except (TypeError, ValueError, OverflowError) as error:
+                message = f"cannot be sent in a message: {error}."
+                problems.append(Problem(f"--param {name}", text, message))
     if bench is not None and bench.size is not None:
         init["size"] = bench.size
     if bench is not None and bench.first_frame is not None:

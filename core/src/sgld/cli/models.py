@@ -15,7 +15,7 @@ from sgld.cli.quiet import quiet_stdout, write, write_json
 
 if TYPE_CHECKING:
     from sgld.api.specs import PipelineSpec
-    from sgld.params.sampling import SamplingParams
+    from sgld.plan import ModelPlan
     from sgld.plugins.resolve import Entry
 
 app = typer.Typer(
@@ -27,7 +27,9 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="A pipeline id, see `sgld models list`.")]
-Shown = Annotated[str, typer.Argument(help="A pipeline id, or the folder of a checkpoint.")]
+Shown = Annotated[
+    str, typer.Argument(help="A pipeline id, the folder of a checkpoint, or a carried model.")
+]
 Folder = Annotated[Path, typer.Argument(help="A folder that is new or empty.")]
 
 
@@ -65,30 +67,36 @@ def show_model(name: Shown, json: AsJson = False) -> None:
     from sgld.cli.schema import parameter_rows
     from sgld.plugins import report
 
-    entry, own = _entry(name)
+    entry, plan = _entry(name)
     with quiet_stdout():
-        parameters = parameter_rows(entry, own)
+        if plan is None:
+            parameters = parameter_rows(entry)
+        else:
+            parameters = parameter_rows(entry, plan.params_class, plan.preset_defaults)
     if json:
         write_json({**report.pipeline_json(entry), "parameters": parameters})
         return
+    if plan is not None and plan.carried is not None:
+        model = read_catalog().models[name]
+        write(f"{name}: {model.spec.summary or '-'}\nfrom {model.owner}; it is of this family:\n")
     write(_describe(entry, parameters))
 
 
-def _entry(name: str) -> tuple[Entry[PipelineSpec], type[SamplingParams] | None]:
-    """A family by its id, or the one that serves a folder with that checkpoint's parameters."""
+def _entry(name: str) -> tuple[Entry[PipelineSpec], ModelPlan | None]:
+    """A family by its id; or the one that serves a folder or a carried model, with its plan."""
     from sgld.plugins.catalog import unknown
 
     catalog = read_catalog()
     if name in catalog.pipelines:
         return catalog.pipelines[name], None
-    if not os.path.isdir(os.path.expanduser(name)):
-        raise unknown("model family", name, catalog.pipelines)
+    if name not in catalog.models and not os.path.isdir(os.path.expanduser(name)):
+        raise unknown("model family", name, (*catalog.pipelines, *catalog.models))
     from sgld.params.serving import ServingOptions
     from sgld.plan import make_plan
 
     with quiet_stdout():
         plan = make_plan(ServingOptions(model_path=name), catalog=catalog)
-    return plan.recognition.entry, plan.params_class
+    return plan.recognition.entry, plan
 
 
 def _describe(entry: Entry[PipelineSpec], parameters: list[dict[str, Any]]) -> str:

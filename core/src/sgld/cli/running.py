@@ -141,8 +141,9 @@ class Run:
             "warnings": list(saved.warnings),
         }
         self._result(request_id, facts, text=str(saved.path))
+        frames = "1 frame" if saved.frames == 1 else f"{saved.frames} frames"
         self.reporter.say(
-            f"{label} saved {saved.width}x{saved.height}, {saved.frames} frames, "
+            f"{label} saved {saved.width}x{saved.height}, {frames}, "
             f"seed {output.seed}, {output.timings.get('total', 0.0):.1f} s"
         )
 

@@ -1,6 +1,7 @@
 """A family's parameters as rows of a table, read from the JSON schema of its pydantic class.
 
-Public: `parameter_rows(entry) -> list[dict]` with name, type, default, range, choices, help.
+Public: `parameter_rows(entry, own, defaults) -> list[dict]` with name, type,
+default, range, choices, help.
 """
 
 from __future__ import annotations
@@ -8,23 +9,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sgld.api.specs import PipelineSpec
     from sgld.params.sampling import SamplingParams
     from sgld.plugins.resolve import Entry
 
 
 def parameter_rows(
-    entry: Entry[PipelineSpec], own: type[SamplingParams] | None = None
+    entry: Entry[PipelineSpec],
+    own: type[SamplingParams] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every parameter of a pipeline in the order its class declares them; of the class `own`, where
-    a checkpoint has one."""
+    """Every parameter of a pipeline in the order its class declares them.
+
+    `own` and `defaults` are the class and the preset values of one checkpoint; without them the
+    family's own are shown.
+    """
     from sgld.params.options import rule
     from sgld.plugins.catalog import load_target
 
     cls = own or load_target(entry.spec.params, entry)
     schema = cls.model_json_schema()
     shared = schema.get("$defs", {})
-    base = _base_defaults(entry.spec)
+    base = _base_defaults(entry.spec) if defaults is None else defaults
     required = set(schema.get("required", ()))
     rows: list[dict[str, Any]] = []
     for name, field in schema.get("properties", {}).items():

@@ -3,6 +3,7 @@
 `read_config(path) -> Layer`. Dashes and underscores are the same. A file that is missing, empty,
 no mapping, broken or says a key twice is a `UserError` with the line. YAML is read by the rules
 of YAML 1.2: only true and false are booleans, so `batching: off` is the word "off".
+`read_value(text)` reads one value in the same way.
 """
 
 from __future__ import annotations
@@ -87,6 +88,15 @@ def read_config(path: str | Path) -> Layer:
             raise _error(path, lines.get(str(key), 0), f"{key} says {name} again", "duplicate_key")
         named[name], spelled[name], places[name] = entry, str(key), lines.get(str(key), 0)
     return Layer("file", named, str(path), places, spelled)
+
+
+def read_value(text: str) -> Any:
+    """One word of a command line as a settings file has its values: true, null, numbers, lists and
+    tables in YAML; anything else is text, a date too."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
 
 
 def _error(path: Path, line: int, message: str, code: str, remedy: str = "") -> UserError:

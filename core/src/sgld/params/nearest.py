@@ -38,6 +38,8 @@ ELSEWHERE: Final[dict[str, str]] = {
     "video_length": "num_frames",
 }
 """Names that other tools use for the same thing."""
+LONGEST: Final = 100
+"""Characters of a word that is still compared: none of ours comes near, and it takes long."""
 
 
 def canonical(name: str) -> str:
@@ -53,6 +55,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
         return by_key[key]
     if ELSEWHERE.get(key) in by_key:
         return by_key[ELSEWHERE[key]]
+    if len(key) > LONGEST:
+        return ""
     close = difflib.get_close_matches(key, by_key, n=1, cutoff=0.65)
     return by_key[close[0]] if close else ""
 

@@ -243,7 +243,9 @@ def _check_needs(rows: Sequence[Described]) -> tuple[list[Described], list[Failu
                     f"it needs plugin {missing}, which is not usable here.",
                     dist=row.found.dist,
                     version=row.found.version,
-                    hint="`sgld plugins list` says why; install it or mend it.",
+                    hint="Install the distribution that brings it, or mend it if `sgld plugins "
+                    "list` shows it; a package that is not installed goes into "
+                    "SGLD_EXTERNAL_MODEL_PACKAGE.",
                 )
             )
         kept = [row for row in kept if row not in unmet]

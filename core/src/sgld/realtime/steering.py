@@ -21,6 +21,9 @@ CAMERA: Final = "camera_actions"
 PROMPT: Final = "prompt"
 CONDITIONS: Final = "condition_inputs"
 
+Numbered = list[Any]
+"""`[number, id]` of an event: numbered as they came, since a client may choose any ids."""
+
 
 class KeysAdapter(RealtimeAdapter):
     """Keys and prompt of one session. Either holds from the next chunk on, until it changes.
@@ -37,8 +40,9 @@ class KeysAdapter(RealtimeAdapter):
         super().__init__(params)
         self._actions = ActionQueue(self.tokens)
         self._prompt: str = params.prompt
-        self._prompt_id: int | None = None
-        self._seen: int | None = None
+        self._count = 0
+        self._prompt_from: Numbered | None = None
+        self._newest: Numbered | None = None
 
     @classmethod
     def read_init(cls, init: Mapping[str, Any]) -> Opening:
@@ -64,30 +68,35 @@ class KeysAdapter(RealtimeAdapter):
 
     def apply(self, kind: str, control: Mapping[str, Any], event_id: int | None) -> None:
         """Take what `read_event` gave."""
+        self._count += 1
+        numbered: Numbered = [self._count, event_id]
         if kind == PROMPT:
-            self._prompt, self._prompt_id = control["prompt"], event_id
+            self._prompt, self._prompt_from = control["prompt"], numbered
         else:
-            self._actions.apply(control["actions"], event_id)
+            self._actions.apply(control["actions"], numbered)
 
     def sample(self, chunk: Chunk) -> Sampled:
         """One list of keys per latent frame, and the prompt as it is now."""
         levels = self._actions.sample(chunk.frames)
-        ids = (levels.event_id, self._prompt_id, self._seen)
-        self._seen = max((id for id in ids if id is not None), default=None)
+        events = (levels.event_id, self._prompt_from, self._newest)
+        with_id = [event for event in events if event is not None and event[1] is not None]
+        self._newest = max(with_id, key=lambda event: event[0], default=None)
         actions = [list(level) for level in levels.actions or [()] * chunk.frames]
-        return Sampled({"actions": actions, "prompt": self._prompt}, self._seen)
+        id = self._newest[1] if self._newest else None
+        return Sampled({"actions": actions, "prompt": self._prompt}, id)
 
     def dump(self) -> Mapping[str, Any]:
         """All of it."""
         return {
             "actions": self._actions.dump(),
             "prompt": self._prompt,
-            "prompt_id": self._prompt_id,
-            "seen": self._seen,
+            "count": self._count,
+            "prompt_from": self._prompt_from,
+            "newest": self._newest,
         }
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Become what `dump` wrote."""
         self._actions.load(values["actions"])
-        self._prompt, self._prompt_id = values["prompt"], values["prompt_id"]
-        self._seen = values["seen"]
+        self._prompt, self._prompt_from = values["prompt"], values["prompt_from"]
+        self._count, self._newest = values["count"], values["newest"]

@@ -112,9 +112,9 @@ class Odd(More):
 
 class Resets(ToyWorldAdapter):
     def sample(self, chunk: Chunk) -> Sampled:
-        before = self._seen
+        before = self._newest
         sampled = super().sample(chunk)
-        return sampled if self._seen != before else sampled._replace(event_id=None)
+        return sampled if self._newest != before else sampled._replace(event_id=None)
 
 
 class Talks(More):

@@ -23,6 +23,8 @@ CAMERA: Final = "camera_actions"
 PROMPT: Final = "prompt"
 COMPOSITE: Final = "composite_input"
 INPUT_TYPES: Final = (PROMPT, CAMERA)
+MOST_INPUTS: Final = 16
+"""Entries of `input_types`: the same one may stand there again, but not without end."""
 
 Seen = list[Any]
 """`[number, event id]` of an event, numbered as they came."""
@@ -127,7 +129,7 @@ def _read_keys(
         problems.append(Problem("condition_inputs", inputs, f"must be a map with {CAMERA!r}."))
     events: list[tuple[str, Mapping[str, Any], int | None]] = []
     for field, value in given.items():
-        if not field.endswith(CAMERA):
+        if field not in (CAMERA, f"condition_inputs.{CAMERA}"):
             wanted = f"is not taken by this model; it takes condition_inputs.{CAMERA}."
             problems.append(Problem(field, value, wanted))
         elif value is not None and events:
@@ -160,6 +162,9 @@ def _read_composite(payload: Any) -> Mapping[str, Any]:
     if not isinstance(kinds, list | tuple) or not kinds:
         wanted = f"must be a list that is not empty, of {', '.join(INPUT_TYPES)}."
         raise ParameterError([Problem("input_types", kinds, wanted)])
+    if len(kinds) > MOST_INPUTS:
+        wanted = f"has {len(kinds)} entries; at most {MOST_INPUTS} are taken."
+        raise ParameterError([Problem("input_types", None, wanted)])
     problems: list[Problem] = []
     control: dict[str, Any] = {}
     for place, kind in enumerate(kinds):

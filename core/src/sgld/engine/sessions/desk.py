@@ -161,9 +161,9 @@ class Sessions:
         session.outlet.flush()
         self._end(session, "complete")
 
-    def failed(self, session: Session, error: Exception, *, lane: bool = False) -> None:
+    def failed(self, session: Session, error: Exception, *, lane: str | None = None) -> None:
         # Chunks before the one that failed are good, and may still be on the lane.
-        self._end(session, "failed", error, finish=not lane)
+        self._end(session, "failed", error, finish=lane is None, stage=lane)
 
     def released(self, session: Session) -> None:
         """Free what a session holds and say that it is over."""
@@ -203,7 +203,9 @@ class Sessions:
 
     def _announce(self, session: Session, command: SessionCommand) -> None:
         report = self._opener.report(session, command.number)
-        session.remember(command, report)
+        # The number of a `fork` is one of the parent's commands, which remembers it.
+        if command.kind == "open":
+            session.remember(command, report)
         session.announced = True
         log.info("session opened", session=session.id, bytes=report.values["bytes"])
         self._emit(report)
@@ -260,13 +262,17 @@ class Sessions:
         error: Exception | None = None,
         *,
         finish: bool = False,
+        stage: str | None = None,
     ) -> None:
         """End a session: stop what runs, answer what waits, free all, say so once. With `finish`
-        what is on the lane is handed over before."""
+        what is on the lane is handed over before. `stage` is where `error` happened; None: in what
+        runs."""
         if session.ended is not None:
             return
         running, session.running = session.running, None
-        cause = None if error is None else as_request_error(error, running.stage if running else "")
+        if stage is None:
+            stage = running.stage if running else ""
+        cause = None if error is None else as_request_error(error, stage)
         session.ended = SessionReport(
             session.id,
             "closed",

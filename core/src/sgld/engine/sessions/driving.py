@@ -42,8 +42,8 @@ class Owner(Protocol):
         """The last chunk was handed over."""
         ...
 
-    def failed(self, session: Session, error: Exception, *, lane: bool = False) -> None:
-        """Something went wrong, on the lane or not."""
+    def failed(self, session: Session, error: Exception, *, lane: str | None = None) -> None:
+        """Something went wrong; `lane` is the stage where it did on the lane, None: elsewhere."""
         ...
 
     def released(self, session: Session) -> None:
@@ -146,7 +146,7 @@ class Driver:
                 if not self._lane.pending(session):
                     self._owner.released(session)
             elif task.error is not None:
-                self._owner.failed(session, task.error, lane=True)
+                self._owner.failed(session, task.error, lane=task.stage)
             elif session.final and not self._lane.pending(session):
                 self._owner.complete(session)
             else:

@@ -145,6 +145,9 @@ class FrameWork:
                 if not task.cancelled:
                     self.hand_over()
                     self._state.settle(self._parts)
+            except Exception:
+                task.stage = running.stage
+                raise
             finally:
                 running.close()
 

@@ -31,6 +31,8 @@ class Task:
         self.after = after
         self.cancelled = False
         self.error: Exception | None = None
+        self.stage = ""
+        """Where `work` says that it failed."""
         self._work: Callable[[Task], None] | None = work
 
     def run(self) -> None:

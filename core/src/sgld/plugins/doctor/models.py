@@ -1,6 +1,6 @@
 """Models that a plugin carries: examined in a process of its own beside the plugins that they need.
 
-Public: `model_rows(described, catalog, settings) -> list[Row]`.
+Public: `model_rows(own, everybody, catalog, settings) -> list[Row]`.
 """
 
 from __future__ import annotations

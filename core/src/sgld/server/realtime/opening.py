@@ -150,7 +150,9 @@ def read_init(message: Mapping[str, Any], model: RealtimeModel) -> Wanted:
         # What else is wrong is to be said in the same answer.
         opening = Opening(sorting.parameters, sorting.rest.get("first_frame"))
     built = _params(opening, model, problems)
-    first_frame = _first_frame(opening.first_frame, model, problems)
+    first_frame = None
+    if opening.first_frame is not None or not sorting.snapshot:  # which has its own
+        first_frame = _first_frame(opening.first_frame, model, problems)
     if problems or settings is None or built is None:
         raise ParameterError(distinct(problems))
     return Wanted(

@@ -16,6 +16,8 @@ OCCUPIED: Final = "another realtime session is already active"
 FAILED: Final = "error during generate loop"
 MAX_TEXT: Final = 2000
 """Characters of an error's message."""
+MAX_FIELD: Final = 200
+"""Characters of the field that an error names."""
 
 
 class Refused(SgldError):
@@ -42,13 +44,13 @@ def error(content: str, reason: Exception, event_id: int | None = None) -> dict[
         field = reason.values.get("field") or field
         names = ("live", "retry_after", "needed", "free", "fits")
         more = {name: reason.values[name] for name in names if name in reason.values}
-    text = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
     return {
         "type": "error",
-        "content": content,
+        "content": _cut(content, MAX_TEXT),
         "code": code,
-        "field": field,
-        "message": text,
+        # A field may be named by a key of the client.
+        "field": None if field is None else _cut(field, MAX_FIELD),
+        "message": _cut(text, MAX_TEXT),
         "event_id": event_id,
         **more,
     }
@@ -152,6 +154,10 @@ def chunk_stats(
         "session_bytes": int(report.values.get("bytes", 0)),
         "dropped_chunks": int(report.values.get("dropped", 0)),
     }
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _ms(seconds: float) -> int:

@@ -2,7 +2,8 @@
 
 A few bytes of MessagePack can stand for gigabytes of Python objects (nested empty lists). So the
 structure is walked first, by its headers alone: a message has at most `MAX_OBJECTS` values, nested
-at most `MAX_DEPTH` deep, whatever its size; long texts and bytes cost nothing.
+at most `MAX_DEPTH` deep, whatever its size; long texts and bytes cost nothing. The message itself
+has at most `MAX_FIELDS` keys.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from sgld.api.errors import UserError
 
 MAX_OBJECTS: Final = 100_000
 MAX_DEPTH: Final = 16
+MAX_FIELDS: Final = 200
+"""Keys of a message itself, as of the body of any other request; each unknown one costs a guess."""
 MAX_TYPE: Final = 40
 """Characters of a `type` that an error repeats."""
 
@@ -51,6 +54,9 @@ def unpack(data: bytes) -> dict[str, Any]:
         raise MessageError(f"the message cannot be read: {_words(error)}") from None
     if not isinstance(message, dict):
         raise MessageError(f"the message is {_name(message)}.", remedy="Send a MessagePack map.")
+    if len(message) > MAX_FIELDS:
+        limit = f"{len(message)} fields; at most {MAX_FIELDS} are taken"
+        raise MessageError(f"the message has {limit}.", code="message_too_complex")
     return message
 
 

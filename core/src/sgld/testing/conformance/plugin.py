@@ -56,8 +56,8 @@ class PluginContract(Contract):
         faults = [str(row) for row in catalog.failures]
         needed = {need for row in catalog.plugins for need in row.needs}
         named = {found_plugin(one).module for one in self.beside}
-        extra = [row.name for row in catalog.plugins if row.module in named - needed]
-        faults += [f"{name} stands in `beside`" for name in extra if name not in needed]
+        beside = [row.name for row in catalog.plugins if row.module in named]
+        faults += [f"{name} stands in `beside`" for name in beside if name not in needed]
         expect(
             not faults,
             expected="a plugin that is usable with nothing else installed",

@@ -73,7 +73,7 @@ class State(OfAdapter):
             ids[0] is None and known and grows,
             expected="no id before the first event, then ids that never fall",
             got=ids,
-            remedy="Keep the largest id that a chunk has seen, and report it from then on.",
+            remedy="Keep the id of the newest event that a chunk has seen; report it from then on.",
         )
 
     def test_sessions_are_isolated(self, live: Live) -> None:
