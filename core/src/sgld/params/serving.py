@@ -240,10 +240,6 @@ class ServingOptions(Options):
     strict_plugins: bool = option(False, "Stop when any plugin is broken.")
     vae_tiling: bool = option(False, "Decode in tiles: less memory, a little slower.")
 
-    def residency_of(self, components: Mapping[str, str]) -> dict[str, str]:
-        """One residency mode for each component (name → group); see `resolve_residency`."""
-        return resolve_residency(self.residency, components)
-
 
 def resolve_residency(
     selectors: Mapping[str, str], components: Mapping[str, str], field: str = "residency"

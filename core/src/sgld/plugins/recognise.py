@@ -78,7 +78,7 @@ def recognise(
         candidates = _pinned(group, pipeline) if pipeline else group
         if pipeline and len(candidates) == 1:
             entry = next(iter(candidates.values()))
-            why = f"pinned by the user as {pipeline!r}"
+            why = f"named, as {pipeline!r}"
             return Recognition(entry, PINNED, why, (Tried(entry.spec.id, entry.dist, PINNED, why),))
         rows = score_all(candidates.values(), evidence, _load)
         tried += rows
