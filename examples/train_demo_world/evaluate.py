@@ -109,8 +109,8 @@ def walks(bench: Bench, clips: int) -> dict[str, Any]:
             **metrics.table(shown, truth),
             "first_frame_held": round(metrics.psnr(held, truth), 2),
             "moving": len(moving),
-            "moving_psnr": round(_psnr_of(shown, truth, moving, length), 2),
-            "moving_held": round(_psnr_of(held, truth, moving, length), 2),
+            "moving_psnr": _psnr_of(shown, truth, moving, length),
+            "moving_held": _psnr_of(held, truth, moving, length),
         }
     rows = []
     for clip in range(min(clips, 5)):
@@ -125,12 +125,13 @@ def _moved(clips: data.Clips, clip: int, end: int) -> bool:
     return bool((path != path[:, :1]).any())
 
 
-def _psnr_of(made: Tensor, truth: Tensor, clips: list[int], length: int) -> float:
-    """PSNR over some clips of frames that lie clip by clip, `length` of each; NaN of none."""
+def _psnr_of(made: Tensor, truth: Tensor, clips: list[int], length: int) -> float | None:
+    """PSNR, dB, over some clips of frames [N, 3, H, W] that lie clip by clip, `length` of each;
+    None of none, which JSON can say."""
     if not clips:
-        return float("nan")
+        return None
     frames = torch.cat([torch.arange(clip * length, (clip + 1) * length) for clip in clips])
-    return metrics.psnr(made[frames], truth[frames])
+    return round(metrics.psnr(made[frames], truth[frames]), 2)
 
 
 def steering(bench: Bench, judge: judges.Steps, clips: int) -> dict[str, Any]:

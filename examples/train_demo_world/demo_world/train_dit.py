@@ -28,7 +28,7 @@ AFTER_GAP: Final = 0.2
 OWN: Final = 0.45
 """How often memory holds what the network made, once it can."""
 ROUNDS: Final = 3
-"""How often at most that is made over again."""
+"""How often at most a chunk is made, one time over the other."""
 NEW: Final = make_schedule((1000, 500), rollout.SHIFT, "self-forcing").clean
 SOFT: Final = [
     make_schedule((1000, step), rollout.SHIFT, "self-forcing").clean[1:]
